@@ -1,2 +1,169 @@
-//! Placeholder.
-fn main() {}
+//! The program of the test server's image: tells who it is and what it sees, and misbehaves on request.
+//!
+//! One thread and hand-written HTTP/1.1, so that it is small, starts at once and holds thousands of connections. Everything that
+//! tests of a cluster want to vary is a flag (ports, answer to SIGTERM) or a request (readiness, exit code, delay).
+//!
+//! | request | answer |
+//! |---|---|
+//! | any other path | JSON report: pod, namespace, node, podIP, hostname, source, local, method, path, query, headers, served |
+//! | `/healthz` | 200 `ok` |
+//! | `/readyz` | 200 `ok` or 503 `not ready`; `POST /readyz?ok=false` and `?ok=true` switch it |
+//! | `/exit?code=N` | answers, then exits with N; `&message=TEXT` goes to /dev/termination-log first |
+//! | `/sleep?ms=N` | the report, N ms later |
+//! | `/env` | the environment as JSON |
+//! | `/hostname` | the host name as text |
+//! | `/bytes?n=N` | N bytes |
+
+#[path = "test_server/echo.rs"]
+mod echo;
+#[path = "test_server/http.rs"]
+mod http;
+#[path = "test_server/respond.rs"]
+mod respond;
+
+use std::cell::Cell;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::LocalSet;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Pause after a failed accept (out of file descriptors), so that it does not become a busy loop.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// What SIGTERM and SIGINT do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnTerm {
+    /// Exit 0 at once, cutting every connection.
+    Immediate,
+    /// Accept no more, finish what is in flight, close idle connections, exit 0.
+    Graceful,
+    /// Go on, until SIGKILL.
+    Ignore,
+}
+
+/// Reports its pod, its node and what it sees of a request.
+#[derive(Debug, Parser)]
+#[command(name = "test-server", version)]
+struct Options {
+    /// HTTP port; may be given several times.
+    #[arg(long = "http", default_value = "8080")]
+    http: Vec<u16>,
+    /// TCP echo port; may be given several times.
+    #[arg(long = "tcp-echo")]
+    tcp_echo: Vec<u16>,
+    /// UDP port whose answer is the pod's name, a space, and what was sent; may be given several times.
+    #[arg(long = "udp-echo")]
+    udp_echo: Vec<u16>,
+    /// What SIGTERM does.
+    #[arg(long, value_enum, default_value = "immediate")]
+    on_term: OnTerm,
+    /// Start out not ready.
+    #[arg(long)]
+    unready: bool,
+}
+
+/// What all connections share; one thread, so no locks.
+struct Server {
+    identity: respond::Identity,
+    ready: Cell<bool>,
+    served: Cell<u64>,
+    started: Instant,
+    closing: CancellationToken,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.and_then(|runtime| LocalSet::new().block_on(&runtime, run(options))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("test-server: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: Options) -> io::Result<()> {
+    let server = Rc::new(Server {
+        identity: respond::Identity::of_this_pod(),
+        ready: Cell::new(!options.unready),
+        served: Cell::new(0),
+        started: Instant::now(),
+        closing: CancellationToken::new(),
+    });
+    let tracker = TaskTracker::new();
+    for &port in &options.http {
+        let (listener, server, connections) = (listen(port).await?, Rc::clone(&server), tracker.clone());
+        tokio::task::spawn_local(accept_loop(listener, server.closing.clone(), move |stream, source| {
+            connections.spawn_local(http::serve(stream, source, Rc::clone(&server)));
+        }));
+    }
+    for &port in &options.tcp_echo {
+        let (listener, closing, connections) = (listen(port).await?, server.closing.clone(), tracker.clone());
+        tokio::task::spawn_local(accept_loop(listener, closing.clone(), move |stream, _| {
+            connections.spawn_local(echo::tcp(stream, closing.clone()));
+        }));
+    }
+    for &port in &options.udp_echo {
+        tokio::task::spawn_local(echo::udp(echo::bind_udp(port).await?, server.identity.pod.clone()));
+    }
+    println!(
+        "test-server: pod {} on http {:?}, tcp echo {:?}, udp echo {:?}",
+        server.identity.pod, options.http, options.tcp_echo, options.udp_echo
+    );
+    wait_for_end(options.on_term).await?;
+    if options.on_term == OnTerm::Graceful {
+        println!("test-server: draining {} connections", tracker.len());
+        server.closing.cancel();
+        tracker.close();
+        tracker.wait().await;
+    }
+    println!("test-server: bye after {} requests", server.served.get());
+    Ok(())
+}
+
+async fn wait_for_end(on_term: OnTerm) -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if on_term != OnTerm::Ignore {
+            return Ok(());
+        }
+        println!("test-server: SIGTERM ignored, as asked");
+    }
+}
+
+/// Both families on one socket; IPv4 alone where the kernel has no IPv6.
+async fn listen(port: u16) -> io::Result<TcpListener> {
+    match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
+        Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).await
+        }
+        other => other,
+    }
+}
+
+async fn accept_loop(listener: TcpListener, closing: CancellationToken, start: impl Fn(TcpStream, SocketAddr)) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = closing.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, source)) => start(stream, source),
+            Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
+        }
+    }
+}
