@@ -1,1 +1,14 @@
-//! Placeholder.
+//! What several parts of Keelson share and upstream calls apimachinery and component-base.
+//!
+//! Kept small on purpose: something belongs here only when at least two programs need it and
+//! it knows nothing of either.
+
+pub mod config;
+pub mod duration;
+pub mod logging;
+pub mod quantity;
+pub mod selector;
+pub mod serve;
+pub mod shutdown;
+pub mod tls;
+pub mod yaml;
