@@ -10,11 +10,16 @@
 
 mod config;
 mod deployment;
+mod endpoints;
 mod engine;
 mod meta;
+mod namespace_defaults;
+mod namespaces;
+mod node_ipam;
 mod pods;
 mod replicaset;
 mod run;
+mod scheduler;
 
 pub use config::{Config, ConfigError, RunError};
 

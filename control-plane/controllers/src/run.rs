@@ -9,8 +9,13 @@ use tracing::info;
 
 use crate::config::{Config, RunError};
 use crate::deployment::shell::Deployments;
+use crate::endpoints::shell::{LegacyEndpoints, Slices};
 use crate::engine::{Caches, Events, Queue, Reconcile, queue};
+use crate::namespace_defaults::{DefaultAccounts, RootCa};
+use crate::namespaces::Namespaces;
+use crate::node_ipam::NodeIpam;
 use crate::replicaset::shell::ReplicaSets;
+use crate::scheduler::shell::Scheduler;
 
 /// Keys that one controller works on at the same time (upstream's `--concurrent-…-syncs` are 5).
 const WORKERS: usize = 5;
@@ -49,6 +54,12 @@ pub(crate) async fn run(
     if parts.controllers {
         controllers(&caches, &events, &config, &mut starters);
     }
+    if parts.scheduler {
+        let scheduler = Scheduler::new(&caches, events.clone(), &config.scheduler_name);
+        starters.push(Box::new(move |tracker: &TaskTracker, shutdown: &CancellationToken| {
+            tracker.spawn(scheduler.run(tracker.clone(), shutdown.clone()));
+        }));
+    }
     caches.start(&tracker, &stop).await;
     if !stop.is_cancelled() {
         info!(controllers = starters.len(), "caches are filled, controllers start");
@@ -63,13 +74,27 @@ pub(crate) async fn run(
     Ok(())
 }
 
-fn controllers(caches: &Arc<Caches>, events: &Events, _config: &Config, starters: &mut Vec<Starter>) {
-    let sets = ReplicaSets::new(caches, events.clone());
-    let queue = Arc::new(Queue::default());
-    sets.listen(&queue);
-    starters.push(starter(sets, queue, WORKERS));
-    let deployments = Deployments::new(caches, events.clone());
-    let queue = Arc::new(Queue::default());
-    deployments.listen(&queue);
-    starters.push(starter(deployments, queue, WORKERS));
+/// Registers a controller with the caches and notes how to start it.
+macro_rules! add {
+    ($starters:expr, $controller:expr, $workers:expr) => {{
+        let controller = $controller;
+        let queue = Arc::new(Queue::default());
+        controller.listen(&queue);
+        $starters.push(starter(controller, queue, $workers));
+    }};
+}
+
+fn controllers(caches: &Arc<Caches>, events: &Events, config: &Config, starters: &mut Vec<Starter>) {
+    add!(starters, ReplicaSets::new(caches, events.clone()), WORKERS);
+    add!(starters, Deployments::new(caches, events.clone()), WORKERS);
+    add!(starters, Slices::new(caches, events.clone()), WORKERS);
+    add!(starters, LegacyEndpoints::new(caches), WORKERS);
+    add!(starters, Namespaces::new(caches), WORKERS);
+    add!(starters, DefaultAccounts::new(caches), 1);
+    if !config.root_ca_pem.is_empty() {
+        add!(starters, RootCa::new(caches, &config.root_ca_pem), 1);
+    }
+    if !config.cluster_cidrs.is_empty() {
+        add!(starters, NodeIpam::new(caches, events.clone(), config), 1);
+    }
 }

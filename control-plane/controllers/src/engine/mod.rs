@@ -11,13 +11,14 @@
 
 pub mod cache;
 pub mod caches;
+pub mod discovery;
 pub mod error;
 pub mod events;
 pub mod index;
 pub mod queue;
 pub mod writes;
 
-pub use cache::{Cache, Key};
+pub use cache::Key;
 pub use caches::Caches;
 pub use error::ReconcileError;
 pub use events::Events;
