@@ -267,3 +267,7 @@ pub mod text {
         text.parse().map_err(|error| D::Error::custom(format!("{error}: {text:?}")))
     }
 }
+
+#[cfg(test)]
+#[path = "types_tests.rs"]
+mod tests;

@@ -91,7 +91,8 @@ impl Job<'_> {
         let bridge = match self.host.link(name).await? {
             Some(link) => link,
             None => {
-                let added = self.host.add_bridge(name, self.conf.mtu, self.conf.vlan_filtering).await;
+                let mac = net::random_mac().map_err(BridgeError::Random)?;
+                let added = self.host.add_bridge(name, mac, self.conf.mtu, self.conf.vlan_filtering).await;
                 // Another ADD may have been quicker.
                 accept_existing(added)?;
                 self.host.existing_link(name).await?
@@ -268,9 +269,9 @@ impl Job<'_> {
             }
         }
         self.host.add_address(link, wanted).await?;
-        // Fixed from here on: else the bridge takes the lowest address of its ports, which come and go.
-        let link = self.host.existing_link(&link.name).await?;
-        Ok(self.host.set_mac(&link, &link.mac).await?)
+        // A bridge that somebody else has made may still change its address with its ports. This fixes the one it had before
+        // the container's port joined.
+        Ok(self.host.set_mac(link, &link.mac).await?)
     }
 
     /// Takes everything back. The first error is what the caller hears; these go to the log.

@@ -156,9 +156,10 @@ impl RangeSet {
         });
         let (first, from) = after.map_or((0, None), |(index, last)| (index, Some(last)));
         let count = self.0.len();
-        let head = self.0.get(first).map(move |range| {
-            let start = from.map_or(range.start, |last| offset(last, 1));
-            walk(range, start, range.end)
+        let head = self.0.get(first).and_then(move |range| match from {
+            None => Some(walk(range, range.start, range.end)),
+            Some(last) if last < range.end => Some(walk(range, offset(last, 1), range.end)),
+            Some(_) => None,
         });
         let others = (1..count).filter_map(move |step| {
             let range = self.0.get((first + step) % count)?;

@@ -66,9 +66,20 @@ pub struct PortOptions {
 
 /// A random name for the host's end, as the reference makes it.
 pub fn random_host_name() -> io::Result<String> {
-    let mut bytes = [0; 4];
+    Ok(format!("veth{:08x}", u32::from_ne_bytes(random()?)))
+}
+
+/// A random hardware address: unicast, locally administered.
+pub fn random_mac() -> io::Result<[u8; 6]> {
+    let mut mac: [u8; 6] = random()?;
+    mac[0] = (mac[0] & 0xfe) | 0x02;
+    Ok(mac)
+}
+
+fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(format!("veth{:08x}", u32::from_ne_bytes(bytes)))
+    Ok(bytes)
 }
 
 impl Net {
@@ -88,8 +99,11 @@ impl Net {
     }
 
     /// Makes a bridge. An MTU of 0 is the kernel's choice.
-    pub async fn add_bridge(&self, name: &str, mtu: u32, vlan_filtering: bool) -> Result<(), NetError> {
-        let mut bridge = LinkBridge::new(name);
+    ///
+    /// The hardware address is given, since the kernel's own choice lasts only until the first port joins: then the bridge takes
+    /// the lowest address of its ports, which come and go.
+    pub async fn add_bridge(&self, name: &str, mac: [u8; 6], mtu: u32, vlan_filtering: bool) -> Result<(), NetError> {
+        let mut bridge = LinkBridge::new(name).address(mac.to_vec());
         if mtu != 0 {
             bridge = bridge.mtu(mtu);
         }

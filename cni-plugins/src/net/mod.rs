@@ -9,7 +9,7 @@ mod netns;
 mod route;
 pub mod sysctl;
 
-pub use link::{Link, PeerSpec, PortOptions, parse_mac, random_host_name};
+pub use link::{Link, PeerSpec, PortOptions, parse_mac, random_host_name, random_mac};
 pub use netns::{NetNs, NetNsError};
 pub use route::InstalledRoute;
 
