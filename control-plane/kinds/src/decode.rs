@@ -69,15 +69,22 @@ pub struct Decoded {
 
 /// A parsed body and the fields that occurred twice in it (the last one counts, as upstream).
 #[derive(Clone, Debug)]
-pub struct Parsed {
+pub(crate) struct Parsed {
     /// The value.
-    pub value: Value,
+    pub(crate) value: Value,
     /// Paths of duplicate fields.
-    pub duplicates: Vec<String>,
+    pub(crate) duplicates: Vec<String>,
 }
 
 /// Parses a body into a plain value, without a schema (delete options, patches).
-pub fn parse(bytes: &[u8], format: Format) -> Result<Parsed, ApiError> {
+///
+/// # Errors
+/// 400 for what is not JSON or YAML.
+pub fn parse(bytes: &[u8], format: Format) -> Result<Value, ApiError> {
+    parse_tracked(bytes, format).map(|parsed| parsed.value)
+}
+
+fn parse_tracked(bytes: &[u8], format: Format) -> Result<Parsed, ApiError> {
     match format {
         Format::Json => {
             json::parse(bytes).map_err(|e| ApiError::bad_request(format!("unable to parse the body as JSON: {e}")))
@@ -102,8 +109,29 @@ pub fn body(
     format: Format,
     validation: FieldValidation,
 ) -> Result<Decoded, ApiError> {
+    parsed_body(res, sub, parse_tracked(bytes, format)?, validation)
+}
+
+/// As [`body`], for a value that is already parsed.
+///
+/// # Errors
+/// As [`body`].
+pub fn object(
+    res: &Resource,
+    sub: Option<&str>,
+    value: Value,
+    validation: FieldValidation,
+) -> Result<Decoded, ApiError> {
+    parsed_body(res, sub, Parsed { value, duplicates: Vec::new() }, validation)
+}
+
+fn parsed_body(
+    res: &Resource,
+    sub: Option<&str>,
+    parsed: Parsed,
+    validation: FieldValidation,
+) -> Result<Decoded, ApiError> {
     let target = Target::of(res, sub);
-    let parsed = parse(bytes, format)?;
     let found = check_kind(&target, &parsed.value)?;
     let refuse = |why: &str| ApiError::bad_request(format!("{found} cannot be handled as a {}: {why}", target.kind));
     let mut object = parsed.value;
@@ -118,26 +146,6 @@ pub fn body(
     };
     finish(res, &target, &mut object);
     Ok(Decoded { object, warnings })
-}
-
-/// As [`body`], for a value that is already parsed.
-pub fn object(
-    res: &Resource,
-    sub: Option<&str>,
-    value: Value,
-    validation: FieldValidation,
-) -> Result<Decoded, ApiError> {
-    let bytes = serde_json::to_vec(&value).map_err(ApiError::internal)?;
-    body(res, sub, &bytes, Format::Json, validation)
-}
-
-/// Makes `object` fit its type: prunes, canonicalises, fills apiVersion and kind, sets defaults. Returns strict-decoding complaints;
-/// the error is upstream's text for a wrong type.
-pub(crate) fn fit(res: &Resource, sub: Option<&str>, object: &mut Value) -> Result<Vec<String>, String> {
-    let target = Target::of(res, sub);
-    let strict = conform(&target, object)?;
-    finish(res, &target, object);
-    Ok(strict)
 }
 
 /// The kind that a body must have.

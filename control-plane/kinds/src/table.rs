@@ -149,7 +149,7 @@ impl IncludeObject {
 pub fn render(
     res: &Resource,
     objects: &[&Value],
-    list_meta: &Value,
+    list_meta: Value,
     include: IncludeObject,
     now: jiff::Timestamp,
     headers: bool,
@@ -219,7 +219,7 @@ pub fn partial(obj: &Value) -> Value {
 
 /// `PartialObjectMetadataList`.
 #[must_use]
-pub fn partial_list(objects: &[&Value], list_meta: &Value) -> Value {
+pub fn partial_list(objects: &[&Value], list_meta: Value) -> Value {
     let items: Vec<Value> = objects.iter().map(|obj| partial(obj)).collect();
     json!({
         "kind": "PartialObjectMetadataList",
