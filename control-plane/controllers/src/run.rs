@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kube::Client;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
@@ -11,14 +12,20 @@ use crate::config::{Config, RunError};
 use crate::deployment::shell::Deployments;
 use crate::endpoints::shell::{LegacyEndpoints, Slices};
 use crate::engine::{Caches, Events, Queue, Reconcile, queue};
+use crate::gc::shell::{Collector, Worker};
 use crate::namespace_defaults::{DefaultAccounts, RootCa};
 use crate::namespaces::Namespaces;
 use crate::node_ipam::NodeIpam;
+use crate::node_lifecycle::shell::{NodeHealth, TaintEviction};
+use crate::pod_gc::PodGc;
 use crate::replicaset::shell::ReplicaSets;
 use crate::scheduler::shell::Scheduler;
 
 /// Keys that one controller works on at the same time (upstream's `--concurrent-…-syncs` are 5).
 const WORKERS: usize = 5;
+
+/// Workers of the garbage collector (upstream's `--concurrent-gc-syncs`).
+const COLLECTOR_WORKERS: usize = 20;
 
 /// What to run over one set of caches.
 #[derive(Debug, Clone, Copy)]
@@ -97,4 +104,25 @@ fn controllers(caches: &Arc<Caches>, events: &Events, config: &Config, starters:
     if !config.cluster_cidrs.is_empty() {
         add!(starters, NodeIpam::new(caches, events.clone(), config), 1);
     }
+    add!(starters, NodeHealth::new(caches, events.clone(), config.node_monitor_grace_period), 1);
+    add!(starters, TaintEviction::new(caches, events.clone()), WORKERS);
+    add!(starters, PodGc::new(caches, config.terminated_pod_threshold), 1);
+    starters.push(collector(caches, events));
+}
+
+/// The garbage collector's workers wait until all kinds are known, not only those of the shared caches.
+fn collector(caches: &Arc<Caches>, events: &Events) -> Starter {
+    let queue = Arc::new(Queue::default());
+    let collector = Collector::new(caches, events.clone(), &queue);
+    Box::new(move |tracker, shutdown| {
+        let ready = Arc::new(Notify::new());
+        tracker.spawn(Arc::clone(&collector).watch_others(tracker.clone(), Arc::clone(&ready), shutdown.clone()));
+        let (tracker, shutdown, spawner) = (tracker.clone(), shutdown.clone(), tracker.clone());
+        spawner.spawn(async move {
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = ready.notified() => queue::run(&tracker, &Arc::new(Worker(collector)), &queue, COLLECTOR_WORKERS, &shutdown),
+            }
+        });
+    })
 }
