@@ -1,8 +1,34 @@
 //! The node agent: runs the pods of one node through CRI.
+//!
+//! Data flows from the sources (manifest folder, API server) through one worker per pod to the runtime; events
+//! and relists of the runtime flow back through the [`pleg`] cache to the same workers and on to the pods' status.
+//! Upstream counterpart: kubelet.
 
+pub mod agent;
+pub mod cgroup;
+pub mod clock;
+pub mod config;
+pub mod create;
 pub mod dns;
 pub mod env;
+pub mod events;
+pub mod gc;
+pub mod hooks;
 pub mod hosts;
+pub mod images;
 pub mod logs;
+pub mod manager;
+pub mod materials;
+pub mod mirror;
+pub mod network;
+pub mod node;
+pub mod pleg;
+pub mod pod;
+pub mod probe;
+pub mod runtime;
 pub mod server;
+pub mod source;
+pub mod status;
+pub mod sync;
 pub mod volumes;
+pub mod worker;

@@ -1,2 +1,46 @@
-//! Placeholder.
-fn main() {}
+//! The program `agent`. Exit codes: 0 stopped by a signal; 1 failed while running; 2 wrong flags; 3 wrong
+//! configuration; 4 the node's files or sockets cannot be set up; 130 second signal while stopping.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use keelson_agent::agent;
+use keelson_agent::config::{self, Flags};
+use keelson_agent::materials::Bare;
+
+const CONFIG_ERROR: u8 = 3;
+const START_ERROR: u8 = 4;
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    kube_common::logging::init(flags.verbosity);
+    kube_common::tls::install_ring();
+    let config = match config::load(&flags) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("agent: {error}");
+            return ExitCode::from(CONFIG_ERROR);
+        }
+    };
+    // Two workers: one may be busy computing while the other keeps deadlines. More only cost memory.
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("agent: cannot start the runtime: {error}");
+            return ExitCode::from(START_ERROR);
+        }
+    };
+    let outcome = runtime.block_on(async {
+        let stop = kube_common::shutdown::on_signals()?;
+        agent::run(config, Box::new(|_| Arc::new(Bare)), Vec::new(), stop).await?;
+        anyhow::Ok(())
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("agent: {error:#}");
+            ExitCode::from(START_ERROR)
+        }
+    }
+}

@@ -1,1 +1,17 @@
-//! Placeholder.
+//! The bundled control plane: store, watch caches, API server and PKI; the program runs scheduler and controllers beside them.
+//!
+//! A request goes `http` (identity, path, authorization, limits) → `api` (verb) → `keelson_kinds` (pure rules) → `server` (compare and
+//! swap) → `store`; a change comes back `store` (log) → `cache` → watchers. Upstream counterpart: `kube-apiserver`.
+
+pub mod admission;
+pub mod api;
+pub mod auth;
+pub mod bootstrap;
+pub mod cache;
+pub mod http;
+pub mod kubelet;
+pub mod pki;
+pub mod run;
+pub mod server;
+pub mod services;
+pub mod store;

@@ -1,2 +1,260 @@
-//! Placeholder.
-fn main() {}
+//! Program `control-plane`: API server, scheduler and controllers in one process, or some of them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
+use keelson_control_plane::http::tls::Listener;
+use keelson_control_plane::pki::{self, Authority, Pki, Subject};
+use keelson_control_plane::run;
+use keelson_control_plane::server::Config;
+use keelson_controllers as controllers;
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Parser)]
+#[command(
+    name = "control-plane",
+    version,
+    about = "A small Kubernetes control plane: API server, scheduler, controllers"
+)]
+struct Cli {
+    /// More log lines; twice for all of them.
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs the control plane until SIGTERM.
+    Serve(Box<Serve>),
+    /// Issues a client certificate and writes a kubeconfig with it; works while no server runs.
+    Kubeconfig(Kubeconfig),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Apiserver,
+    Scheduler,
+    Controllers,
+}
+
+#[derive(Args)]
+struct Serve {
+    /// Folder of the store and the certificates.
+    #[arg(long, default_value = "/var/lib/keelson/control-plane")]
+    data_dir: PathBuf,
+    /// Address to listen on.
+    #[arg(long, default_value = "0.0.0.0")]
+    bind_address: IpAddr,
+    /// Port to listen on.
+    #[arg(long, default_value_t = 6443)]
+    secure_port: u16,
+    /// Address that other machines and pods reach this server at; the bind address if that is one.
+    #[arg(long)]
+    advertise_address: Option<IpAddr>,
+    /// Range of service addresses.
+    #[arg(long, default_value = "10.96.0.0/16")]
+    service_cluster_ip_range: IpNet,
+    /// Ranges of pod addresses, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "10.244.0.0/16")]
+    cluster_cidr: Vec<IpNet>,
+    /// First and last node port.
+    #[arg(long, default_value = "30000-32767", value_parser = port_range)]
+    service_node_port_range: (u16, u16),
+    /// DNS domain of the cluster.
+    #[arg(long, default_value = "cluster.local")]
+    cluster_domain: String,
+    /// Parts to run; all if not given.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Kubeconfig of the API server to work with, when this process does not run one.
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct Kubeconfig {
+    /// Folder of the certificates.
+    #[arg(long, default_value = "/var/lib/keelson/control-plane")]
+    data_dir: PathBuf,
+    /// User name (the certificate's CN), for instance system:node:NAME.
+    #[arg(long)]
+    user: String,
+    /// Groups (the certificate's O), for instance system:nodes.
+    #[arg(long)]
+    group: Vec<String>,
+    /// URL of the API server, for instance https://10.0.0.1:6443.
+    #[arg(long)]
+    server: String,
+    /// File to write, with mode 0600.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+fn port_range(text: &str) -> Result<(u16, u16), String> {
+    let (first, last) = text.split_once('-').ok_or("expected FIRST-LAST, for instance 30000-32767")?;
+    let number = |s: &str| s.trim().parse::<u16>().map_err(|e| format!("{s}: {e}"));
+    match (number(first)?, number(last)?) {
+        (0, _) => Err("port 0 cannot be used".to_owned()),
+        (first, last) if first > last => Err(format!("{first} is larger than {last}")),
+        range => Ok(range),
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let cli = Cli::parse();
+    kube_common::logging::init(cli.verbose);
+    kube_common::tls::install_ring();
+    match cli.command {
+        Command::Kubeconfig(args) => issue(&args),
+        Command::Serve(args) => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            runtime.block_on(serve(*args))
+        }
+    }
+}
+
+fn issue(args: &Kubeconfig) -> anyhow::Result<()> {
+    let folder = args.data_dir.join("pki");
+    if !folder.join("ca.key").exists() {
+        bail!(
+            "{} has no certificate authority yet: start the control plane once, or check --data-dir",
+            folder.display()
+        );
+    }
+    let authority = Authority::open(&folder)?;
+    let pair = authority.client(&Subject { user: args.user.clone(), groups: args.group.clone() })?;
+    let text = pki::kubeconfig(&args.server, authority.cert_pem(), &args.user, &pair);
+    pki::write_private(&args.out, text.as_bytes())?;
+    Ok(())
+}
+
+async fn serve(args: Serve) -> anyhow::Result<()> {
+    let wanted = |part: Part| args.only.is_empty() || args.only.contains(&part);
+    let shutdown = kube_common::shutdown::on_signals()?;
+    let mut tasks = tokio::task::JoinSet::new();
+    let (scheduler_client, controllers_client, root_ca) = if wanted(Part::Apiserver) {
+        if args.kubeconfig.is_some() {
+            bail!("--kubeconfig is for a process without an API server: drop it, or leave apiserver out of --only");
+        }
+        let (server, listener, ca) = api_server(&args, &shutdown).await?;
+        let clients =
+            (run::client(&server, "system:kube-scheduler"), run::client(&server, "system:kube-controller-manager"));
+        tasks.spawn({
+            let shutdown = shutdown.clone();
+            async move {
+                listener.serve(server, shutdown).await;
+                Ok(())
+            }
+        });
+        (clients.0, clients.1, ca)
+    } else {
+        let (client, ca) = remote_client(args.kubeconfig.as_deref()).await?;
+        (client.clone(), client, ca)
+    };
+    let config = controllers::Config {
+        cluster_cidrs: args.cluster_cidr.clone(),
+        service_cidrs: vec![args.service_cluster_ip_range],
+        cluster_domain: args.cluster_domain.clone(),
+        root_ca_pem: root_ca,
+        ..controllers::Config::default()
+    };
+    if wanted(Part::Controllers) {
+        let running = controllers::run_controllers(controllers_client, config.clone(), shutdown.clone());
+        tasks.spawn(async move { running.await.context("the controllers ended") });
+    }
+    if wanted(Part::Scheduler) {
+        let running = controllers::run_scheduler(scheduler_client, config, shutdown.clone());
+        tasks.spawn(async move { running.await.context("the scheduler ended") });
+    }
+    let mut outcome = Ok(());
+    while let Some(ended) = tasks.join_next().await {
+        let ended = ended.map_err(|e| anyhow!("a part died: {e}")).and_then(|result| result);
+        if let Err(error) = &ended {
+            tracing::error!("{error:#}");
+        }
+        if !shutdown.is_cancelled() {
+            // One part less is no control plane: stop, so that a supervisor sees it and starts again.
+            shutdown.cancel();
+            outcome = ended.and(Err(anyhow!("a part ended by itself")));
+        }
+    }
+    tracing::info!("stopped");
+    outcome
+}
+
+fn advertise_address(args: &Serve) -> anyhow::Result<IpAddr> {
+    match args.advertise_address {
+        Some(address) if address.is_unspecified() => {
+            bail!("--advertise-address {address} is no address others can reach")
+        }
+        Some(address) => Ok(address),
+        None if args.bind_address.is_unspecified() => {
+            bail!("--advertise-address is needed when --bind-address is {}", args.bind_address)
+        }
+        None => Ok(args.bind_address),
+    }
+}
+
+async fn api_server(
+    args: &Serve,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<(Arc<keelson_control_plane::server::Server>, Listener, String)> {
+    let started = std::time::Instant::now();
+    let config = Config {
+        advertise_address: advertise_address(args)?,
+        secure_port: args.secure_port,
+        service_cidr: args.service_cluster_ip_range,
+        node_ports: args.service_node_port_range,
+        cluster_domain: args.cluster_domain.clone(),
+    };
+    let store = run::open_store(&args.data_dir)?;
+    let pki = run::open_pki(&args.data_dir, &config, args.bind_address)?;
+    let listener = Listener::bind(SocketAddr::new(args.bind_address, args.secure_port), &pki).await?;
+    write_admin_kubeconfig(&args.data_dir, &config, &pki)?;
+    let ca = pki.authority.cert_pem().to_owned();
+    let kubelet_client = pki.kubelet_client.clone();
+    let server = run::start(config, store, pki.tokens, Some(&kubelet_client), shutdown.clone()).await?;
+    tracing::info!(
+        address = %listener.local_addr()?,
+        kubeconfig = %args.data_dir.join("admin.kubeconfig").display(),
+        revision = server.hub.revision(),
+        elapsed_ms = started.elapsed().as_millis(),
+        "API server ready"
+    );
+    Ok((server, listener, ca))
+}
+
+fn write_admin_kubeconfig(data_dir: &Path, config: &Config, pki: &Pki) -> anyhow::Result<()> {
+    let server = format!("https://{}", SocketAddr::new(config.advertise_address, config.secure_port));
+    let text = pki::kubeconfig(&server, pki.authority.cert_pem(), "kubernetes-admin", &pki.admin);
+    pki::write_private(&data_dir.join("admin.kubeconfig"), text.as_bytes())?;
+    Ok(())
+}
+
+async fn remote_client(path: Option<&Path>) -> anyhow::Result<(Client, String)> {
+    let path = path.context("--kubeconfig is needed when this process runs no API server")?;
+    let kubeconfig = kube::config::Kubeconfig::read_from(path)
+        .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default()).await?;
+    let ca = config.root_cert.iter().flatten().map(|der| pem(der)).collect();
+    Ok((Client::try_from(config)?, ca))
+}
+
+fn pem(der: &[u8]) -> String {
+    use base64::Engine;
+    let text = base64::engine::general_purpose::STANDARD.encode(der);
+    let mut out = String::from("-----BEGIN CERTIFICATE-----\n");
+    for line in text.as_bytes().chunks(64) {
+        out.extend(line.iter().map(|b| char::from(*b)));
+        out.push('\n');
+    }
+    out.push_str("-----END CERTIFICATE-----\n");
+    out
+}

@@ -1,1 +1,10 @@
-//! Placeholder.
+//! Harness of the black-box suites: a real lab of the built programs, driven as a person would drive it.
+//!
+//! Nothing in here is a stand-in: clusters come from the `lab` program, requests from a real kubectl or from sockets in
+//! the right network namespace.
+
+pub mod lab;
+pub mod manifests;
+pub mod net;
+pub mod snapshot;
+pub mod suite;

@@ -96,9 +96,7 @@ pub enum ConfigError {
         mask: u8,
     },
     /// More than 65,536 node ranges (upstream's limit too).
-    #[error(
-        "cluster range {cidr} cut into /{mask} gives more than 65536 node ranges: use a shorter node mask"
-    )]
+    #[error("cluster range {cidr} cut into /{mask} gives more than 65536 node ranges: use a shorter node mask")]
     TooManyNodeCidrs {
         /// The cluster range.
         cidr: IpNet,

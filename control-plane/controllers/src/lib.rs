@@ -9,6 +9,20 @@
 //! Upstream counterparts: `kube-controller-manager` and `kube-scheduler`.
 
 mod config;
+mod deployment;
+mod endpoints;
+mod engine;
+mod gc;
+mod meta;
+mod namespace_defaults;
+mod namespaces;
+mod node_ipam;
+mod node_lifecycle;
+mod pod_gc;
+mod pods;
+mod replicaset;
+mod run;
+mod scheduler;
 
 pub use config::{Config, ConfigError, RunError};
 
@@ -18,29 +32,26 @@ use tokio_util::sync::CancellationToken;
 /// Runs every controller until `shutdown` is cancelled.
 ///
 /// # Errors
-/// Returns when the configuration is unusable or a controller task dies; an API server that is away is waited for.
-pub async fn run_controllers(
-    client: Client,
-    config: Config,
-    shutdown: CancellationToken,
-) -> Result<(), RunError> {
-    config.validate()?;
-    drop(client);
-    shutdown.cancelled().await;
-    Ok(())
+/// Returns when the configuration is unusable; an API server that is away is waited for.
+pub async fn run_controllers(client: Client, config: Config, shutdown: CancellationToken) -> Result<(), RunError> {
+    let parts = run::Parts { controllers: true, scheduler: false };
+    run::run(client, config, parts, shutdown).await
 }
 
 /// Runs the scheduler until `shutdown` is cancelled.
 ///
 /// # Errors
-/// Returns when the configuration is unusable or a scheduler task dies; an API server that is away is waited for.
-pub async fn run_scheduler(
-    client: Client,
-    config: Config,
-    shutdown: CancellationToken,
-) -> Result<(), RunError> {
-    config.validate()?;
-    drop(client);
-    shutdown.cancelled().await;
-    Ok(())
+/// Returns when the configuration is unusable; an API server that is away is waited for.
+pub async fn run_scheduler(client: Client, config: Config, shutdown: CancellationToken) -> Result<(), RunError> {
+    let parts = run::Parts { controllers: false, scheduler: true };
+    run::run(client, config, parts, shutdown).await
+}
+
+/// Runs the scheduler and every controller over the same caches: half the watches and memory of running them apart.
+///
+/// # Errors
+/// Returns when the configuration is unusable; an API server that is away is waited for.
+pub async fn run_all(client: Client, config: Config, shutdown: CancellationToken) -> Result<(), RunError> {
+    let parts = run::Parts { controllers: true, scheduler: true };
+    run::run(client, config, parts, shutdown).await
 }

@@ -2,10 +2,15 @@
 //!
 //! Upstream counterpart: `apiserver/pkg/endpoints/handlers/patch.go` and `apimachinery/pkg/util/strategicpatch`.
 
+mod json;
+mod strategic;
+
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::decode::{self, Target};
+use crate::error::{ApiError, Reason};
 use crate::resource::Resource;
+use crate::schema::schemas;
 
 /// A patch's media type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +24,10 @@ pub enum PatchType {
 }
 
 impl PatchType {
-    /// From a Content-Type header; 415 otherwise (server-side apply included, for now).
+    /// From a Content-Type header.
+    ///
+    /// # Errors
+    /// 415 for anything else (server-side apply included, for now).
     pub fn from_content_type(header: &str) -> Result<Self, ApiError> {
         match header.split(';').next().unwrap_or("").trim() {
             "application/json-patch+json" => Ok(Self::Json),
@@ -36,6 +44,9 @@ impl PatchType {
 
 /// Applies a patch to the current object (`sub` names the subresource when its kind differs, as for scale). The result still has to go
 /// through [`crate::decode::object`].
+///
+/// # Errors
+/// 400 for a malformed patch, 413 for one with too many operations, 422 for one that cannot be applied.
 pub fn apply(
     res: &Resource,
     sub: Option<&str>,
@@ -43,6 +54,39 @@ pub fn apply(
     current: &Value,
     patch: &[u8],
 ) -> Result<Value, ApiError> {
-    let _ = (res, sub, kind, patch);
-    Ok(current.clone())
+    let parsed = decode::parse(patch, decode::Format::Json)
+        .map_err(|e| ApiError::bad_request(format!("error decoding patch: {}", e.message)))?;
+    match kind {
+        PatchType::Json => json::apply(current, parsed),
+        PatchType::Merge => {
+            must_be_map(&parsed)?;
+            let mut out = current.clone();
+            json_patch::merge(&mut out, &parsed);
+            Ok(out)
+        }
+        PatchType::Strategic => {
+            must_be_map(&parsed)?;
+            strategic_merge(&Target::of(res, sub).schema, current, parsed)
+        }
+    }
+}
+
+/// Applies a strategic merge patch to an object of the type called `definition`.
+pub(crate) fn strategic_merge(definition: &str, current: &Value, patch: Value) -> Result<Value, ApiError> {
+    let table = schemas();
+    let root = table.get(definition);
+    strategic::merge(table, root, current.clone(), patch).map_err(|e| {
+        let reason = if e.is_format() { Reason::BadRequest } else { Reason::Invalid };
+        ApiError::new(reason, e.to_string())
+    })
+}
+
+fn must_be_map(patch: &Value) -> Result<(), ApiError> {
+    if patch.is_object() {
+        return Ok(());
+    }
+    let what = decode::json_kind(patch);
+    Err(ApiError::bad_request(format!(
+        "error decoding patch: json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
+    )))
 }

@@ -3,8 +3,9 @@
 //! Invariants: (group, version, plural) is unique; entries with the same storage prefix are views of the same stored objects, exactly
 //! one of which has `storage_version` set (core and events.k8s.io events). Upstream counterpart: `pkg/registry/*/rest`.
 
-use crate::strategy::Strategy;
-use crate::table::Columns;
+use crate::schema::Root;
+use crate::strategy::{Rules, Strategy};
+use crate::table::{self, Columns};
 
 /// Whether objects live in a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +109,8 @@ pub struct Resource {
     pub subresources: &'static [Subresource],
     /// Definition name of the schema, e.g. `io.k8s.api.core.v1.Pod`.
     pub schema: &'static str,
+    /// Generates that schema and all it refers to.
+    pub root: Root,
     /// Defaulting, preparation, validation.
     pub strategy: &'static dyn Strategy,
     /// Table output.
@@ -122,7 +125,30 @@ impl std::fmt::Debug for Resource {
     }
 }
 
+static PLAIN: Rules = Rules::PLAIN;
+
 impl Resource {
+    /// What entries start from: a stored, namespaced kind without anything special.
+    pub(crate) const BASE: Self = Self {
+        group: "",
+        version: "",
+        kind: "",
+        list_kind: "",
+        plural: "",
+        singular: "",
+        short_names: &[],
+        categories: &[],
+        scope: Scope::Namespaced,
+        storage_prefix: "",
+        verbs: STORED,
+        subresources: &[],
+        schema: "",
+        root: crate::schema::root::<()>(),
+        strategy: &PLAIN,
+        columns: &table::CREATED_AT,
+        storage_version: true,
+    };
+
     /// `v1` or `apps/v1`.
     #[must_use]
     pub fn api_version(&self) -> String {
@@ -181,7 +207,7 @@ impl Resource {
 /// The whole table, in discovery order.
 #[must_use]
 pub fn resources() -> &'static [&'static Resource] {
-    &[]
+    crate::kinds::ALL
 }
 
 /// The entry for a URL.

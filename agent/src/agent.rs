@@ -1,0 +1,406 @@
+//! Puts the agent together and runs it: runtime, cache, sources, workers, node status, servers.
+//!
+//! Order of a start: configuration, folders, health port; the runtime's first answer and first full list; then
+//! sources and workers; then the API. Static pods need none of the API. Upstream counterpart: `Kubelet.Run`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube_common::serve::{Endpoints, HealthServer, ListenError};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+use crate::cgroup::{Cgroups, Layout};
+use crate::config::{Config, NetworkMode};
+use crate::create::NodeSettings;
+use crate::events::{self, Recorder};
+use crate::images::Images;
+use crate::manager::{Manager, View};
+use crate::materials::Materials;
+use crate::node::facts::MachineFacts;
+use crate::node::{self, Readiness, report};
+use crate::pleg::Pleg;
+use crate::runtime::cri::{CriRuntime, socket_path};
+use crate::runtime::{Runtime, RuntimeVersion, identity};
+use crate::source::{Feed, api, file};
+use crate::status::manager::Statuses;
+use crate::sync::{Policy, backoff};
+use crate::worker::NodeContext;
+use crate::{mirror, network};
+
+/// Events of the runtime that may wait.
+const HINT_QUEUE: usize = 1024;
+/// First pause while the runtime cannot be reached (upstream's sync loop starts with 100 ms).
+const RUNTIME_RETRY_MIN: Duration = Duration::from_millis(100);
+/// Longest pause.
+const RUNTIME_RETRY_MAX: Duration = Duration::from_secs(3);
+/// The loop is stuck when it has not turned for this long although something was to be done.
+const STUCK_AFTER: Duration = Duration::from_secs(300);
+
+/// Why the agent could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A folder cannot be made.
+    #[error("cannot create {}: {source}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A port is taken.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The kubeconfig cannot be used.
+    #[error("cannot use the kubeconfig {}: {message}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        message: String,
+    },
+    /// cgroup v1 is an error by configuration.
+    #[error("this host has cgroup v1 and failCgroupV1 is true: boot with cgroup v2 or set failCgroupV1: false")]
+    CgroupV1,
+}
+
+fn folders(config: &Config) -> Result<(), StartError> {
+    let root = &config.node.root_dir;
+    let mut list: Vec<PathBuf> =
+        ["pods", "plugins", "plugins_registry", "pod-resources", "checkpoints", "device-plugins"]
+            .iter()
+            .map(|d| root.join(d))
+            .collect();
+    list.extend([config.cert_dir(), config.kubelet.pod_logs_dir.clone(), identity::CONTAINER_LOGS_ROOT.into()]);
+    for path in list {
+        std::fs::create_dir_all(&path).map_err(|source| StartError::Folder { path, source })?;
+    }
+    Ok(())
+}
+
+/// Lowers the agent's own OOM score, so that pods go first; a warning where that is not allowed.
+fn protect_self(score: i32) {
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+        warn!("cannot set the agent's own oom_score_adj to {score} ({error}); going on without");
+    }
+}
+
+/// The API server's client configuration.
+///
+/// # Errors
+/// When the kubeconfig cannot be read or used.
+pub async fn client_config(config: &Config) -> Result<Option<kube::Config>, StartError> {
+    let Some(path) = &config.node.kubeconfig else { return Ok(None) };
+    let fail = |message: String| StartError::Kubeconfig { path: path.clone(), message };
+    let kubeconfig = kube::config::Kubeconfig::read_from(path).map_err(|e| fail(e.to_string()))?;
+    let options = kube::config::KubeConfigOptions::default();
+    let out = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|e| fail(e.to_string()))?;
+    Ok(Some(out))
+}
+
+/// The first answer of the runtime; waits as long as it takes.
+async fn runtime_version(runtime: &dyn Runtime, stop: &CancellationToken) -> Option<RuntimeVersion> {
+    let mut pause = RUNTIME_RETRY_MIN;
+    let mut told = false;
+    loop {
+        match runtime.version().await {
+            Ok(version) => return Some(version),
+            Err(error) => {
+                if !std::mem::replace(&mut told, true) {
+                    warn!("waiting for the container runtime: {error}");
+                }
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = (pause * 2).min(RUNTIME_RETRY_MAX);
+    }
+}
+
+/// What the HTTPS server and an embedded dataplane get to see.
+#[derive(Clone)]
+pub struct Handles {
+    /// Configuration.
+    pub config: Arc<Config>,
+    /// Node name.
+    pub node_name: String,
+    /// The API server's client, if there is one.
+    pub client: Option<kube::Client>,
+    /// The node's pods.
+    pub view: watch::Receiver<View>,
+    /// Their statuses.
+    pub statuses: Arc<Statuses>,
+    /// What the runtime holds.
+    pub pleg: Arc<Pleg>,
+    /// Addresses of the node.
+    pub addresses: Vec<String>,
+    /// The node object once registered.
+    pub node: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
+    /// Health and metrics.
+    pub endpoints: Endpoints,
+}
+
+/// Makes the node's [`Materials`] from what the agent knows before it has pods.
+pub type MaterialsFactory = Box<dyn FnOnce(&MaterialsInputs) -> Arc<dyn Materials> + Send>;
+
+/// What [`MaterialsFactory`] gets.
+pub struct MaterialsInputs {
+    /// Configuration.
+    pub config: Arc<Config>,
+    /// The API server's client, if there is one.
+    pub client: Option<kube::Client>,
+    /// Addresses of the node.
+    pub addresses: Vec<String>,
+    /// What pods may use in all.
+    pub allocatable: crate::node::status::Resources,
+    /// Events.
+    pub recorder: Arc<Recorder>,
+    /// Ends with the agent.
+    pub stop: CancellationToken,
+}
+
+/// Starts what needs the running agent: the HTTPS server, an embedded dataplane.
+pub type Extension = Box<dyn FnOnce(Handles, &TaskTracker, CancellationToken) + Send>;
+
+/// Runs the agent until `stop`. No container is touched by the stop.
+///
+/// # Errors
+/// What prevents a start; afterwards nothing does.
+pub async fn run(
+    config: Config,
+    materials: MaterialsFactory,
+    extensions: Vec<Extension>,
+    stop: CancellationToken,
+) -> Result<(), StartError> {
+    let config = Arc::new(config);
+    let name = config.node_name();
+    for field in &config.unused {
+        warn!("KubeletConfiguration.{field} is set and not used yet");
+    }
+    folders(&config)?;
+    protect_self(config.kubelet.oom_score_adj);
+    let layout = Layout::detect();
+    if layout.is_v1() && config.kubelet.fail_cgroup_v1 {
+        return Err(StartError::CgroupV1);
+    }
+    let client_config = client_config(&config).await?;
+    let client = client_config.clone().and_then(|c| kube::Client::try_from(c).ok());
+    let tracker = TaskTracker::new();
+    let endpoints = Endpoints::new();
+    if config.kubelet.healthz_port != 0 {
+        let address = SocketAddr::new(config.kubelet.healthz_bind_address, config.kubelet.healthz_port);
+        let server = HealthServer::bind(address, endpoints.clone()).await?;
+        tracker.spawn(server.run(stop.clone()));
+    }
+    info!(node = name, version = crate::node::status::KUBELET_VERSION, "agent starts");
+    let runtime: Arc<dyn Runtime> = Arc::new(CriRuntime::new(&config.kubelet.container_runtime_endpoint));
+    let Some(version) = runtime_version(runtime.as_ref(), &stop).await else { return Ok(()) };
+    info!(runtime = version.name, version = version.version, "container runtime answers");
+    let pleg = Pleg::new(runtime.clone());
+    first_list(&pleg, &stop).await;
+    let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
+    if version.name == "containerd" {
+        let socket = socket_path(&config.kubelet.container_runtime_endpoint);
+        tracker.spawn(crate::runtime::events::read(socket, hint_tx, stop.clone()));
+    }
+    tracker.spawn(pleg.clone().run(hint_rx, stop.clone()));
+    let (recorder, queue) = Recorder::new(&name);
+    tracker.spawn(events::send(queue, client.clone(), name.clone(), stop.clone()));
+    if layout.is_v1() {
+        let text = "cgroup v1 is in maintenance mode upstream; everything works, moving to cgroup v2 is advised";
+        recorder.node("Warning", "CgroupV1", text);
+    }
+    recorder.node("Normal", "Starting", "Starting kubelet.");
+    let facts = MachineFacts::read();
+    let addresses = report::addresses(config.node.node_ip);
+    let disk = node::facts::disk(&config.node.root_dir).map_or(0, |(size, _)| size);
+    let (_, allocatable) = node::status::resources(&config, &facts, disk);
+    let materials = materials(&MaterialsInputs {
+        config: config.clone(),
+        client: client.clone(),
+        addresses: addresses.clone(),
+        allocatable,
+        recorder: recorder.clone(),
+        stop: stop.clone(),
+    });
+    let readiness = watch::Sender::new(Readiness {
+        runtime: None,
+        network: Some("the container runtime has not been asked yet".into()),
+    });
+    let network_state = watch::Sender::new(Some("the container runtime has not been asked yet".to_owned()));
+    let statuses = Arc::new(Statuses::default());
+    let context = Arc::new(NodeContext {
+        images: Images::new(runtime.clone(), recorder.clone(), config.kubelet.parallel_pulls()),
+        runtime: runtime.clone(),
+        pleg: pleg.clone(),
+        recorder: recorder.clone(),
+        statuses: statuses.clone(),
+        materials,
+        cgroups: Cgroups::new(
+            layout.clone(),
+            &config.kubelet.cgroup_root,
+            config.kubelet.cgroup_driver,
+            config.kubelet.cgroups_per_qos,
+        ),
+        settings: settings(&config, &facts, layout.is_v1()),
+        policy: policy(&config),
+        network: network_state.subscribe(),
+        host_ips: watch::Sender::new(addresses.clone()).subscribe(),
+        sync_period: config.kubelet.sync_frequency.0,
+        started: Instant::now(),
+    });
+    let poke = Arc::new(Notify::new());
+    let ready_rx = readiness.subscribe();
+    tracker.spawn(node::watch_health(runtime.clone(), readiness, network_state, poke.clone(), stop.clone()));
+
+    let file_feed = start_file_source(&config, &name, &tracker, &stop);
+    let api_feed = client.clone().map(|client| {
+        let (tx, rx) = watch::channel(None);
+        tracker.spawn(api::run(client, name.clone(), tx, stop.clone()));
+        rx
+    });
+    let (manager, ended) = Manager::new(context, file_feed, api_feed);
+    let view = manager.view();
+    health_checks(&endpoints, &manager, &pleg);
+    let ranges = watch::Sender::new(own_ranges(&config));
+    if config.node.network.mode == NetworkMode::Managed {
+        tracker.spawn(manage_network(config.clone(), ranges.subscribe(), poke, stop.clone()));
+    }
+    let object = watch::Sender::new(None);
+    let handles = Handles {
+        config: config.clone(),
+        node_name: name.clone(),
+        client: client.clone(),
+        view: view.clone(),
+        statuses: statuses.clone(),
+        pleg: pleg.clone(),
+        addresses: addresses.clone(),
+        node: object.subscribe(),
+        endpoints,
+    };
+    for extension in extensions {
+        extension(handles.clone(), &tracker, stop.clone());
+    }
+    if let (Some(client), Some(client_config)) = (client, client_config) {
+        let uid = watch::Sender::new(None);
+        tracker.spawn(statuses.run(client.clone(), stop.clone()));
+        tracker.spawn(mirror::run(client.clone(), name.clone(), uid.subscribe(), view, stop.clone()));
+        let reporter = report::Reporter {
+            config,
+            name,
+            facts,
+            addresses,
+            runtime,
+            version,
+            pleg,
+            readiness: ready_rx,
+            uid,
+            ranges,
+            object,
+        };
+        tracker.spawn(reporter.run(client, client_config, stop.clone()));
+    }
+    manager.run(ended, stop).await;
+    tracker.close();
+    tracker.wait().await;
+    info!("agent stopped; containers run on");
+    Ok(())
+}
+
+async fn first_list(pleg: &Arc<Pleg>, stop: &CancellationToken) {
+    while let Err(error) = pleg.relist().await {
+        warn!("cannot list what runs already: {error}");
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(RUNTIME_RETRY_MIN * 5) => {}
+        }
+    }
+    info!(pods = pleg.all().len(), "found in the runtime");
+}
+
+fn start_file_source(config: &Config, name: &str, tracker: &TaskTracker, stop: &CancellationToken) -> Option<Feed> {
+    let path = config.kubelet.static_pod_path.clone()?;
+    let (tx, rx) = watch::channel(None);
+    let folder = file::Folder::new(&path, name);
+    tracker.spawn(file::run(folder, config.kubelet.file_check_frequency.0, tx, stop.clone()));
+    Some(rx)
+}
+
+fn settings(config: &Config, facts: &MachineFacts, cgroup_v1: bool) -> NodeSettings {
+    NodeSettings {
+        logs_root: config.kubelet.pod_logs_dir.clone(),
+        links_root: identity::CONTAINER_LOGS_ROOT.into(),
+        root_dir: config.node.root_dir.clone(),
+        cpu_quota: config.kubelet.cpu_cfs_quota,
+        cpu_period: config.kubelet.cpu_cfs_quota_period.0,
+        memory_capacity: facts.memory,
+        seccomp_default: config.kubelet.seccomp_default,
+        cgroup_v1,
+        pids_limit: config.kubelet.pod_pids_limit,
+    }
+}
+
+fn policy(config: &Config) -> Policy {
+    let longest = config.kubelet.crash_loop_back_off.max_container_restart_period.map(|d| d.0);
+    Policy { backoff: backoff::Limits { initial: backoff::INITIAL, maximum: longest.unwrap_or(backoff::MAXIMUM) } }
+}
+
+fn health_checks(endpoints: &Endpoints, manager: &Manager, pleg: &Arc<Pleg>) {
+    let (turned, view) = (manager.turned(), manager.view());
+    endpoints.add_live_check("syncloop", move || {
+        let _ = view.has_changed();
+        let age = turned.borrow().elapsed();
+        if age > STUCK_AFTER { Err(format!("the loop has not turned for {age:?}")) } else { Ok(()) }
+    });
+    let pleg = pleg.clone();
+    endpoints.add_live_check("pleg", move || {
+        let age = pleg.relist_age();
+        if age > crate::pleg::UNHEALTHY_AFTER {
+            Err(format!("no full list of the runtime for {age:?}"))
+        } else {
+            Ok(())
+        }
+    });
+}
+
+/// Ranges of a node without an API server.
+fn own_ranges(config: &Config) -> Vec<ipnet::IpNet> {
+    if config.node.kubeconfig.is_some() {
+        return Vec::new();
+    }
+    config.kubelet.pod_cidr.iter().flat_map(|list| list.split(',')).filter_map(|c| c.parse().ok()).collect()
+}
+
+async fn manage_network(
+    config: Arc<Config>,
+    mut ranges: watch::Receiver<Vec<ipnet::IpNet>>,
+    poke: Arc<Notify>,
+    stop: CancellationToken,
+) {
+    loop {
+        let now = ranges.borrow_and_update().clone();
+        let mut failed = false;
+        if !now.is_empty() {
+            network::enable_forwarding(&now);
+            match network::write(&config.node.network, &now) {
+                Ok(true) => poke.notify_one(),
+                Ok(false) => {}
+                Err(error) => {
+                    warn!("{error}");
+                    failed = true;
+                }
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = ranges.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(RUNTIME_RETRY_MAX), if failed => {}
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! The agent's configuration: a file of several documents, drop-ins, and the flags of a distribution's unit file.
+//!
+//! Precedence as upstream: file, then `--config-dir` (sorted, later wins), then flags. Unknown fields and wrong
+//! values are errors with file, line and column, all at once; fields that upstream has and this agent does not use
+//! yet are accepted with a warning.
+
+pub mod kubelet;
+pub mod node;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use k8s_openapi::api::core::v1::Taint;
+use kube_common::config::{self, ConfigError, Document, Mistake};
+
+pub use kubelet::KubeletConfiguration;
+pub use node::{DataplaneMode, NetworkMode, NodeConfig};
+
+const KUBELET_API: &str = "kubelet.config.k8s.io/v1beta1";
+const NODE_API: &str = "keelson.dev/v1alpha1";
+
+/// Runs the pods of one node: what kubelet does.
+#[derive(Debug, Default, Parser)]
+#[command(
+    name = "agent",
+    version,
+    after_help = "Exit codes: 0 stopped by a signal; 1 failed while running; 2 wrong flags; 3 wrong configuration; \
+                  4 the node's files or sockets cannot be set up; 130 second signal while stopping."
+)]
+pub struct Flags {
+    /// File with KubeletConfiguration and NodeConfig documents
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    /// Folder whose *.conf files override the file, sorted, later wins
+    #[arg(long)]
+    pub config_dir: Option<PathBuf>,
+    /// Kubeconfig of the API server; without one only static pods run
+    #[arg(long)]
+    pub kubeconfig: Option<PathBuf>,
+    /// Kubeconfig to request a client certificate with (not used yet)
+    #[arg(long)]
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Name of this node
+    #[arg(long)]
+    pub hostname_override: Option<String>,
+    /// Address of this node
+    #[arg(long)]
+    pub node_ip: Option<String>,
+    /// State directory
+    #[arg(long)]
+    pub root_dir: Option<PathBuf>,
+    /// Directory of the agent's certificates
+    #[arg(long)]
+    pub cert_dir: Option<PathBuf>,
+    /// Labels of the node: key=value,…
+    #[arg(long, value_delimiter = ',')]
+    pub node_labels: Vec<String>,
+    /// Taints of the node at registration: key=value:effect,…
+    #[arg(long, value_delimiter = ',')]
+    pub register_with_taints: Vec<String>,
+    /// Socket of the container runtime
+    #[arg(long)]
+    pub container_runtime_endpoint: Option<String>,
+    /// Folder of static pod manifests
+    #[arg(long)]
+    pub pod_manifest_path: Option<PathBuf>,
+    /// Log verbosity, 0 to 9
+    #[arg(long = "v", short = 'v', default_value_t = 0)]
+    pub verbosity: u8,
+}
+
+/// The whole configuration after merging.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// Upstream's document.
+    pub kubelet: KubeletConfiguration,
+    /// Our document.
+    pub node: NodeConfig,
+    /// Fields set in a file that have no effect yet.
+    pub unused: Vec<String>,
+}
+
+/// Why no configuration could be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A file is wrong.
+    #[error(transparent)]
+    File(#[from] ConfigError),
+    /// A drop-in folder cannot be read.
+    #[error("cannot read the configuration folder {}: {source}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A flag has a wrong value.
+    #[error("--{flag}: {message}")]
+    Flag {
+        /// Its name.
+        flag: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+/// Reads files and flags.
+///
+/// # Errors
+/// Every mistake of the first file that has any, or a wrong flag.
+pub fn load(flags: &Flags) -> Result<Config, LoadError> {
+    let mut documents = Vec::new();
+    if let Some(path) = &flags.config {
+        documents.extend(config::load_file(path)?);
+    }
+    if let Some(folder) = &flags.config_dir {
+        for path in drop_ins(folder)? {
+            documents.extend(config::load_file(&path)?);
+        }
+    }
+    let mut out = from_documents(&documents)?;
+    apply_flags(&mut out, flags)?;
+    Ok(out)
+}
+
+fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let fail = |source| LoadError::Folder { path: folder.to_owned(), source };
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
+        .map_err(fail)?
+        .filter_map(|entry| entry.ok().map(|e| e.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "conf"))
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
+/// Decodes documents; later ones of the same kind override field by field.
+///
+/// # Errors
+/// Every mistake of a file.
+pub fn from_documents(documents: &[Document]) -> Result<Config, ConfigError> {
+    let mut merged: BTreeMap<&str, serde_json::Value> = BTreeMap::new();
+    let mut found: Vec<Mistake> = Vec::new();
+    let mut out = Config::default();
+    for document in documents {
+        let result = match (document.api_version.as_str(), document.kind.as_str()) {
+            (KUBELET_API, "KubeletConfiguration") => {
+                config::decode::<KubeletConfiguration>(document).map(|c| check_kubelet(document, &c))
+            }
+            (NODE_API, "NodeConfig") => config::decode::<NodeConfig>(document).map(|c| c.check(document)),
+            (api, kind) => Err(vec![document.mistake_at(
+                "kind",
+                format!(
+                    "{api:?} {kind:?} is not known here; use {KUBELET_API} KubeletConfiguration or {NODE_API} NodeConfig"
+                ),
+            )]),
+        };
+        match result {
+            Ok(mut mistakes) | Err(mut mistakes) => found.append(&mut mistakes),
+        }
+        if let Some(path) = documents.iter().map(|d| &d.path).find(|p| **p == document.path)
+            && !found.is_empty()
+        {
+            let last_of_file = documents.iter().rposition(|d| &d.path == path);
+            if last_of_file.is_some_and(|i| std::ptr::eq(&raw const documents[i], document)) {
+                return Err(config::mistakes(path, found).into());
+            }
+        }
+        let target = merged.entry(if document.kind == "NodeConfig" { "node" } else { "kubelet" }).or_default();
+        overlay(target, document.node.to_json());
+    }
+    if let Some(json) = merged.remove("kubelet") {
+        // Each document was decoded above, so their union decodes too.
+        out.kubelet = serde_json::from_value(strip_type(json)).unwrap_or_default();
+        out.unused = out.kubelet.unused();
+    }
+    if let Some(json) = merged.remove("node") {
+        out.node = serde_json::from_value(strip_type(json)).unwrap_or_default();
+    }
+    Ok(out)
+}
+
+fn strip_type(mut json: serde_json::Value) -> serde_json::Value {
+    if let Some(map) = json.as_object_mut() {
+        map.remove("apiVersion");
+        map.remove("kind");
+    }
+    json
+}
+
+fn overlay(base: &mut serde_json::Value, over: serde_json::Value) {
+    match (base, over) {
+        (serde_json::Value::Object(base), serde_json::Value::Object(over)) => {
+            for (key, value) in over {
+                overlay(base.entry(key).or_insert(serde_json::Value::Null), value);
+            }
+        }
+        (base, over) => *base = over,
+    }
+}
+
+fn check_kubelet(document: &Document, config: &KubeletConfiguration) -> Vec<Mistake> {
+    config.problems().into_iter().map(|(field, message)| document.mistake_at(field, message)).collect()
+}
+
+fn apply_flags(config: &mut Config, flags: &Flags) -> Result<(), LoadError> {
+    let node = &mut config.node;
+    node.kubeconfig = flags.kubeconfig.clone().or(node.kubeconfig.take());
+    node.bootstrap_kubeconfig = flags.bootstrap_kubeconfig.clone().or(node.bootstrap_kubeconfig.take());
+    node.node_name = flags.hostname_override.clone().or(node.node_name.take());
+    if let Some(text) = &flags.node_ip {
+        let ip = text
+            .parse()
+            .map_err(|_| LoadError::Flag { flag: "node-ip", message: format!("{text:?} is no IP address") })?;
+        node.node_ip = Some(ip);
+    }
+    if let Some(dir) = &flags.root_dir {
+        node.root_dir.clone_from(dir);
+    }
+    node.cert_dir = flags.cert_dir.clone().or(node.cert_dir.take());
+    for label in &flags.node_labels {
+        let (key, value) = label.split_once('=').ok_or_else(|| LoadError::Flag {
+            flag: "node-labels",
+            message: format!("{label:?} is not of the form key=value"),
+        })?;
+        node.node_labels.insert(key.to_owned(), value.to_owned());
+    }
+    for text in &flags.register_with_taints {
+        let taint =
+            node::parse_taint(text).map_err(|message| LoadError::Flag { flag: "register-with-taints", message })?;
+        node.register_with_taints.push(taint);
+    }
+    if let Some(endpoint) = &flags.container_runtime_endpoint {
+        config.kubelet.container_runtime_endpoint.clone_from(endpoint);
+    }
+    if let Some(path) = &flags.pod_manifest_path {
+        config.kubelet.static_pod_path = Some(path.clone());
+    }
+    Ok(())
+}
+
+impl Config {
+    /// The node's name: configured, else the host name in lower case.
+    #[must_use]
+    pub fn node_name(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".into());
+        self.node.node_name.clone().unwrap_or_else(host).trim().to_lowercase()
+    }
+
+    /// Taints the node registers with, from both documents.
+    #[must_use]
+    pub fn taints(&self) -> Vec<Taint> {
+        let mut taints = self.kubelet.register_with_taints.clone();
+        taints.extend(self.node.register_with_taints.iter().cloned());
+        taints
+    }
+
+    /// Directory of certificates.
+    #[must_use]
+    pub fn cert_dir(&self) -> PathBuf {
+        self.node.cert_dir.clone().unwrap_or_else(|| self.node.root_dir.join("pki"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let documents = config::load_documents(Path::new("node.yaml"), text).map_err(|e| e.to_string())?;
+        from_documents(&documents).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn both_documents() {
+        let c = parse(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nclusterDNS: [10.96.0.10]\n\
+             fileCheckFrequency: 5s\nmemorySwap: {}\n---\napiVersion: keelson.dev/v1alpha1\nkind: NodeConfig\n\
+             nodeName: a\nnetwork: {mode: managed, mtu: 1400}\n",
+        )
+        .unwrap();
+        assert_eq!(c.kubelet.file_check_frequency.0.as_secs(), 5);
+        assert_eq!(c.node_name(), "a");
+        assert_eq!(c.node.network.mtu, Some(1400));
+        assert_eq!(c.unused, ["memorySwap"]);
+    }
+
+    #[test]
+    fn all_mistakes_at_once() {
+        let e = parse(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: many\nmaxPod: 3\n\
+             ---\napiVersion: keelson.dev/v1alpha1\nkind: NodeConfig\nnodeIP: x\n",
+        )
+        .unwrap_err();
+        assert!(e.contains("node.yaml:3:") && e.contains("node.yaml:4:") && e.contains("node.yaml:8:"), "{e}");
+    }
+
+    #[test]
+    fn unknown_kinds_are_named() {
+        let e = parse("apiVersion: v1\nkind: Pod\n").unwrap_err();
+        assert!(e.contains("NodeConfig"), "{e}");
+    }
+
+    #[test]
+    fn flags_win() {
+        let flags = Flags {
+            hostname_override: Some("N1".into()),
+            node_labels: vec!["a=b".into()],
+            register_with_taints: vec!["k=v:NoSchedule".into()],
+            ..Flags::default()
+        };
+        let c = load(&flags).unwrap();
+        assert_eq!(c.node_name(), "n1");
+        assert_eq!(c.node.node_labels["a"], "b");
+        assert_eq!(c.taints()[0].effect, "NoSchedule");
+        assert!(load(&Flags { node_ip: Some("x".into()), ..Flags::default() }).is_err());
+    }
+}

@@ -1,0 +1,155 @@
+//! `NodeConfig`: what upstream passes as flags, and the parts that are ours (managed network, embedded dataplane).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use k8s_openapi::api::core::v1::Taint;
+use kube_common::config::{Document, Mistake};
+use serde::Deserialize;
+
+/// State directory (upstream's default).
+const DEFAULT_ROOT: &str = "/var/lib/kubelet";
+/// CNI configuration folder, the one containerd reads by default.
+const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
+/// Bridge of the managed network.
+const DEFAULT_BRIDGE: &str = "cni0";
+/// Longest name of a network interface (`IFNAMSIZ` less the final zero).
+const MAX_INTERFACE_NAME: usize = 15;
+/// Smallest MTU that IPv6 allows.
+const MIN_MTU: u32 = 1280;
+
+/// The node's own settings.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "camelCase")]
+pub struct NodeConfig {
+    /// Name of this node; the host name when missing.
+    pub node_name: Option<String>,
+    /// Kubeconfig of the API server; without one only static pods run.
+    pub kubeconfig: Option<PathBuf>,
+    /// Kubeconfig to request a client certificate with.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Address of this node; that of the default route when missing.
+    #[serde(rename = "nodeIP")]
+    pub node_ip: Option<IpAddr>,
+    /// Labels at registration.
+    pub node_labels: BTreeMap<String, String>,
+    /// Taints at registration.
+    pub register_with_taints: Vec<Taint>,
+    /// State directory.
+    pub root_dir: PathBuf,
+    /// Directory of certificates; `pki` in the state directory when missing.
+    pub cert_dir: Option<PathBuf>,
+    /// Pod network.
+    pub network: NetworkConfig,
+    /// Whether the service dataplane runs in this process.
+    pub dataplane: DataplaneMode,
+    /// Configuration file of the embedded dataplane (`KubeProxyConfiguration`).
+    pub dataplane_config: Option<PathBuf>,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self {
+            node_name: None,
+            kubeconfig: None,
+            bootstrap_kubeconfig: None,
+            node_ip: None,
+            node_labels: BTreeMap::new(),
+            register_with_taints: Vec::new(),
+            root_dir: DEFAULT_ROOT.into(),
+            cert_dir: None,
+            network: NetworkConfig::default(),
+            dataplane: DataplaneMode::None,
+            dataplane_config: None,
+        }
+    }
+}
+
+/// Who writes the CNI configuration.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkMode {
+    /// Somebody else; the agent leaves the folder alone.
+    #[default]
+    External,
+    /// The agent: a bridge with addresses from the node's pod range.
+    Managed,
+}
+
+/// The pod network.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "camelCase")]
+pub struct NetworkConfig {
+    /// Who writes the CNI configuration.
+    pub mode: NetworkMode,
+    /// Folder of CNI configurations.
+    pub conf_dir: PathBuf,
+    /// Bridge name.
+    pub bridge: String,
+    /// MTU of pod interfaces; the kernel's default when missing.
+    pub mtu: Option<u32>,
+}
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        Self {
+            mode: NetworkMode::default(),
+            conf_dir: DEFAULT_CONF_DIR.into(),
+            bridge: DEFAULT_BRIDGE.into(),
+            mtu: None,
+        }
+    }
+}
+
+/// Where the service dataplane runs.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum DataplaneMode {
+    /// Not here.
+    #[default]
+    None,
+    /// In this process.
+    Embedded,
+}
+
+impl NodeConfig {
+    /// Checks that go beyond types.
+    #[must_use]
+    pub fn check(&self, document: &Document) -> Vec<Mistake> {
+        let mut found = Vec::new();
+        if self.node_name.as_deref().is_some_and(|n| n.is_empty() || n.len() > 253) {
+            found.push(document.mistake_at("nodeName", "must have 1 to 253 characters"));
+        }
+        let bridge = &self.network.bridge;
+        if bridge.is_empty() || bridge.len() > MAX_INTERFACE_NAME || bridge.contains('/') {
+            found.push(document.mistake_at(
+                "network.bridge",
+                format!("{bridge:?} is no interface name (1 to {MAX_INTERFACE_NAME} characters, no slash)"),
+            ));
+        }
+        if self.network.mtu.is_some_and(|mtu| !(MIN_MTU..=65_536).contains(&mtu)) {
+            found.push(document.mistake_at("network.mtu", format!("must be {MIN_MTU} to 65536")));
+        }
+        if !self.root_dir.is_absolute() {
+            found.push(document.mistake_at("rootDir", "must be an absolute path"));
+        }
+        if self.dataplane == DataplaneMode::None && self.dataplane_config.is_some() {
+            found.push(document.mistake_at("dataplaneConfig", "has no effect without `dataplane: embedded`"));
+        }
+        found
+    }
+}
+
+/// Reads `key=value:effect` or `key:effect`.
+pub(super) fn parse_taint(text: &str) -> Result<Taint, String> {
+    let bad = || {
+        format!("{text:?} is not of the form key=value:effect with effect NoSchedule, PreferNoSchedule or NoExecute")
+    };
+    let (head, effect) = text.rsplit_once(':').ok_or_else(bad)?;
+    if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect) {
+        return Err(bad());
+    }
+    let (key, value) = head.split_once('=').map_or((head, None), |(k, v)| (k, Some(v.to_owned())));
+    Ok(Taint { key: key.to_owned(), value, effect: effect.to_owned(), time_added: None })
+}

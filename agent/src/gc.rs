@@ -1,0 +1,145 @@
+//! Collection of dead containers, dead sandboxes, and what ended pods left on disk.
+//!
+//! One dead instance of each container is kept for `logs --previous`; nothing of a pod that is gone. Upstream
+//! counterpart: `kuberuntime_gc.go`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use crate::runtime::{ContainerState, PodRecord, SandboxState};
+use crate::worker::{NodeContext, remove_container};
+
+/// Dead instances of one container that are kept.
+const KEEP_DEAD: usize = 1;
+
+/// What to remove of a pod that lives: container and sandbox identifiers.
+#[must_use]
+pub fn plan(record: &PodRecord) -> (Vec<String>, Vec<String>) {
+    let mut containers = Vec::new();
+    let names: BTreeSet<&str> = record.containers.iter().map(|c| c.name.as_str()).collect();
+    for name in names {
+        let dead = record
+            .containers
+            .iter()
+            .filter(|c| c.name == name && matches!(c.state, ContainerState::Exited | ContainerState::Created));
+        containers.extend(dead.skip(KEEP_DEAD).map(|c| c.id.clone()));
+    }
+    let sandboxes = record
+        .sandboxes
+        .iter()
+        .skip(1)
+        .filter(|s| s.state == SandboxState::NotReady)
+        .filter(|s| record.containers.iter().all(|c| c.sandbox_id != s.id || containers.contains(&c.id)))
+        .map(|s| s.id.clone())
+        .collect();
+    (containers, sandboxes)
+}
+
+/// Collects the dead of living pods.
+pub async fn containers(node: &Arc<NodeContext>, known: &BTreeSet<String>) {
+    for record in node.pleg.all().into_iter().filter(|r| known.contains(&r.uid)) {
+        let (containers, sandboxes) = plan(&record);
+        for container in record.containers.iter().filter(|c| containers.contains(&c.id)) {
+            remove_container(node, &record, container).await;
+        }
+        for id in &sandboxes {
+            if let Err(error) = node.runtime.remove_sandbox(id).await
+                && !error.is_not_found()
+            {
+                warn!(sandbox = id, "cannot remove a dead sandbox: {error}");
+            }
+        }
+        if !containers.is_empty() || !sandboxes.is_empty() {
+            let _ = node.pleg.refresh(&record.uid).await;
+        }
+    }
+}
+
+/// Takes down volumes, cgroups and logs of pods nobody knows any more. Only after every source has spoken.
+pub async fn leftovers(node: &Arc<NodeContext>, known: &BTreeSet<String>) {
+    let live: BTreeSet<String> = node.pleg.all().iter().map(|r| r.uid.clone()).chain(known.iter().cloned()).collect();
+    for uid in node.materials.on_disk().into_iter().filter(|uid| !live.contains(uid)) {
+        match node.materials.teardown(&uid).await {
+            Ok(()) => info!(uid, "removed what an ended pod left on disk"),
+            Err(error) => warn!(uid, "cannot remove what an ended pod left on disk: {error}"),
+        }
+    }
+    let (cgroups, ended) = (node.cgroups.clone(), live.clone());
+    let removal = tokio::task::spawn_blocking(move || {
+        for uid in cgroups.pods().into_iter().filter(|uid| !ended.contains(uid)) {
+            if let Err(error) = cgroups.remove(&uid) {
+                warn!(uid, "cannot remove an ended pod's cgroup: {error}");
+            }
+        }
+    });
+    let _ = removal.await;
+    let Ok(entries) = std::fs::read_dir(&node.settings.logs_root) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // <namespace>_<name>_<uid>
+        let Some(uid) = name.splitn(3, '_').nth(2) else { continue };
+        if !live.contains(uid) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    dangling_links(node);
+}
+
+fn dangling_links(node: &NodeContext) {
+    let Ok(entries) = std::fs::read_dir(&node.settings.links_root) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let ours = std::fs::read_link(&path).is_ok_and(|to| to.starts_with(&node.settings.logs_root));
+        if ours && !path.exists() {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{ContainerRecord, Sandbox};
+
+    #[test]
+    fn one_dead_instance_is_kept() {
+        let container = |id: &str, state, sandbox: &str| ContainerRecord {
+            id: id.into(),
+            name: "m".into(),
+            sandbox_id: sandbox.into(),
+            restart_count: 0,
+            state,
+            created_at: 0,
+            started_at: 0,
+            finished_at: 0,
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            image: String::new(),
+            image_ref: String::new(),
+            hash: None,
+            log_path: String::new(),
+        };
+        let sandbox = |id: &str, state| Sandbox {
+            id: id.into(),
+            attempt: 0,
+            state,
+            created_at: 0,
+            ips: vec![],
+            host_network: false,
+        };
+        let record = PodRecord {
+            sandboxes: vec![sandbox("s2", SandboxState::Ready), sandbox("s1", SandboxState::NotReady)],
+            containers: vec![
+                container("c4", ContainerState::Running, "s2"),
+                container("c3", ContainerState::Exited, "s2"),
+                container("c2", ContainerState::Exited, "s2"),
+                container("c1", ContainerState::Exited, "s1"),
+            ],
+            ..PodRecord::default()
+        };
+        assert_eq!(plan(&record), (vec!["c2".into(), "c1".into()], vec!["s1".into()]));
+    }
+}

@@ -1,0 +1,274 @@
+//! From wanted pods to workers: who runs, who waits, who is an orphan.
+//!
+//! One task owns the map of workers. A static pod waits until a pod of the same full name has ended; a pod the
+//! runtime holds and no source names is ended once every source has spoken, never before. Upstream counterpart:
+//! the pod worker bookkeeping and `HandlePodCleanups`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+use crate::cgroup::resources;
+use crate::gc;
+use crate::pod::{self, Qos};
+use crate::runtime::PodRecord;
+use crate::source::{self, Feed, PodSet};
+use crate::worker::{self, Desired, NodeContext, Outcome};
+
+/// Pause between collections of dead containers and leftovers (upstream `ContainerGCPeriod`).
+const GC_PERIOD: Duration = Duration::from_secs(60);
+/// Workers that have ended and wait to be noticed.
+const DONE_QUEUE: usize = 64;
+
+struct Handle {
+    tx: watch::Sender<Desired>,
+    full_name: String,
+    is_static: bool,
+}
+
+/// What the rest of the agent may know of the node's pods.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// The pods that shall run or are ending.
+    pub pods: Vec<Arc<Pod>>,
+    /// The static pods and the API's mirrors, once the API has spoken.
+    pub statics: Vec<Arc<Pod>>,
+    /// Mirrors by full name; `None` before the API has spoken.
+    pub mirrors: Option<BTreeMap<String, Arc<Pod>>>,
+}
+
+/// The owner of all workers.
+pub struct Manager {
+    node: Arc<NodeContext>,
+    file: Option<Feed>,
+    api: Option<Feed>,
+    workers: HashMap<String, Handle>,
+    gone: BTreeSet<String>,
+    tracker: TaskTracker,
+    done: mpsc::Sender<(String, Outcome)>,
+    view: watch::Sender<View>,
+    turned: watch::Sender<std::time::Instant>,
+}
+
+impl Manager {
+    /// A manager without workers, and the queue on which they report their end.
+    #[must_use]
+    pub fn new(
+        node: Arc<NodeContext>,
+        file: Option<Feed>,
+        api: Option<Feed>,
+    ) -> (Self, mpsc::Receiver<(String, Outcome)>) {
+        let (done, ended) = mpsc::channel(DONE_QUEUE);
+        let manager = Self {
+            node,
+            file,
+            api,
+            workers: HashMap::new(),
+            gone: BTreeSet::new(),
+            tracker: TaskTracker::new(),
+            done,
+            view: watch::Sender::new(View::default()),
+            turned: watch::Sender::new(std::time::Instant::now()),
+        };
+        (manager, ended)
+    }
+
+    /// The pods as others may see them.
+    #[must_use]
+    pub fn view(&self) -> watch::Receiver<View> {
+        self.view.subscribe()
+    }
+
+    /// When the loop last turned.
+    #[must_use]
+    pub fn turned(&self) -> watch::Receiver<std::time::Instant> {
+        self.turned.subscribe()
+    }
+
+    /// Runs until `stop`, then waits for the workers to let go.
+    pub async fn run(mut self, mut ended: mpsc::Receiver<(String, Outcome)>, stop: CancellationToken) {
+        let mut population = self.node.pleg.population();
+        let mut gc = tokio::time::interval(GC_PERIOD);
+        gc.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        gc.tick().await;
+        let mut file = self.file.clone();
+        let mut api = self.api.clone();
+        loop {
+            self.reconcile(&stop);
+            self.turned.send_replace(std::time::Instant::now());
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = changed(&mut file) => {}
+                () = changed(&mut api) => {}
+                _ = population.changed() => {}
+                end = ended.recv() => if let Some((uid, outcome)) = end { self.ended(&uid, outcome) },
+                _ = gc.tick() => self.collect().await,
+            }
+        }
+        self.tracker.close();
+        // Nobody empties the queue any more; workers that report their end must not wait for it.
+        ended.close();
+        self.tracker.wait().await;
+    }
+
+    fn sets(&self) -> (PodSet, PodSet, bool) {
+        let read = |feed: &Option<Feed>| feed.as_ref().map(|f| f.borrow().clone());
+        let (file, api) = (read(&self.file), read(&self.api));
+        let ready = !matches!(file, Some(None)) && !matches!(api, Some(None));
+        (file.flatten().unwrap_or_default(), api.flatten().unwrap_or_default(), ready)
+    }
+
+    fn reconcile(&mut self, stop: &CancellationToken) {
+        let (file, api, ready) = self.sets();
+        let wanted = source::merge(&file, &api);
+        let mirrors = source::mirrors(&api);
+        for (uid, pod) in &wanted {
+            if let Some(handle) = self.workers.get(uid) {
+                handle.tx.send_if_modified(|d| {
+                    let changed = !Arc::ptr_eq(&d.pod, pod) && !d.removed;
+                    if changed {
+                        d.pod = pod.clone();
+                    }
+                    changed
+                });
+            }
+        }
+        self.remove_missing(&wanted);
+        self.start_missing(&wanted, stop);
+        for (uid, pod) in &wanted {
+            if pod::is_static(pod) {
+                if let Some(mirror) = mirrors.get(&pod::full_name(pod)) {
+                    self.node.statuses.observe(uid, mirror);
+                }
+            } else {
+                self.node.statuses.observe(uid, pod);
+            }
+        }
+        self.gone.retain(|uid| wanted.contains_key(uid));
+        if ready {
+            self.adopt_orphans(&wanted, stop);
+        }
+        self.weigh(&wanted);
+        let api_spoke = self.api.as_ref().is_some_and(|f| f.borrow().is_some());
+        self.view.send_replace(View {
+            pods: wanted.into_values().collect(),
+            statics: file.into_values().collect(),
+            mirrors: api_spoke.then_some(mirrors),
+        });
+    }
+
+    fn remove_missing(&mut self, wanted: &PodSet) {
+        for (uid, handle) in &self.workers {
+            if !wanted.contains_key(uid) {
+                handle.tx.send_if_modified(|d| !std::mem::replace(&mut d.removed, true));
+            }
+        }
+    }
+
+    fn start_missing(&mut self, wanted: &PodSet, stop: &CancellationToken) {
+        let mut missing: Vec<&Arc<Pod>> = wanted
+            .iter()
+            .filter(|(uid, _)| !self.workers.contains_key(*uid) && !self.gone.contains(*uid))
+            .map(|(_, pod)| pod)
+            .collect();
+        missing.sort_by_key(|p| (!pod::is_static(p), p.metadata.creation_timestamp.clone()));
+        for pod in missing {
+            let full_name = pod::full_name(pod);
+            let taken = pod::is_static(pod) && self.workers.values().any(|h| h.is_static && h.full_name == full_name);
+            if !taken {
+                self.start(pod.clone(), false, stop);
+            }
+        }
+    }
+
+    fn start(&mut self, pod: Arc<Pod>, removed: bool, stop: &CancellationToken) {
+        let uid = pod::uid(&pod).to_owned();
+        let handle_name = pod::full_name(&pod);
+        let is_static = pod::is_static(&pod);
+        let (tx, rx) = watch::channel(Desired { pod, removed, end: None });
+        self.workers.insert(uid.clone(), Handle { tx, full_name: handle_name, is_static });
+        let (node, done, stop) = (self.node.clone(), self.done.clone(), stop.clone());
+        self.tracker.spawn(async move {
+            let outcome = worker::run(node, rx, stop).await;
+            let _ = done.send((uid, outcome)).await;
+        });
+    }
+
+    fn ended(&mut self, uid: &str, outcome: Outcome) {
+        let Some(handle) = self.workers.remove(uid) else { return };
+        if outcome == Outcome::AgentStops {
+            return;
+        }
+        let removed = handle.tx.borrow().removed;
+        if removed {
+            self.node.statuses.forget(uid);
+        } else {
+            // Deleted by the API: it must not start again while the object is still there.
+            self.gone.insert(uid.to_owned());
+        }
+        drop(handle);
+        self.node.pleg.forget(uid);
+    }
+
+    /// Ends what the runtime holds and nobody wants.
+    fn adopt_orphans(&mut self, wanted: &PodSet, stop: &CancellationToken) {
+        for record in self.node.pleg.all() {
+            if wanted.contains_key(&record.uid) || self.workers.contains_key(&record.uid) {
+                continue;
+            }
+            info!(pod = record.name, uid = record.uid, "no source names this pod, ending it");
+            self.start(Arc::new(orphan(&record)), true, stop);
+        }
+    }
+
+    /// Gives the Burstable class the weight of its pods' requests.
+    fn weigh(&self, wanted: &PodSet) {
+        let sum = wanted.values().filter(|p| Qos::of(p) == Qos::Burstable).map(|p| resources::cpu_request(p)).sum();
+        if let Err(error) = self.node.cgroups.set_classes(sum) {
+            warn!("cannot weigh the pod classes: {error}");
+        }
+    }
+
+    async fn collect(&self) {
+        let (_, _, ready) = self.sets();
+        let known: BTreeSet<String> = self.workers.keys().cloned().collect();
+        gc::containers(&self.node, &known).await;
+        if ready {
+            gc::leftovers(&self.node, &known).await;
+        }
+    }
+}
+
+async fn changed(feed: &mut Option<Feed>) {
+    match feed {
+        Some(feed) => {
+            if feed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// A pod object for what only the runtime knows.
+fn orphan(record: &PodRecord) -> Pod {
+    Pod {
+        metadata: ObjectMeta {
+            name: Some(record.name.clone()),
+            namespace: Some(record.namespace.clone()),
+            uid: Some(record.uid.clone()),
+            // Not the API's: no status of it is sent.
+            annotations: Some([(pod::CONFIG_SOURCE.to_owned(), "runtime".to_owned())].into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PodSpec::default()),
+        status: None,
+    }
+}

@@ -1,0 +1,217 @@
+//! Registers the node and reports its status: computed every ten seconds, sent on change or every five minutes.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::facts::{self, MachineFacts};
+use super::status::{self, Inputs};
+use super::{Readiness, lease};
+use crate::clock;
+use crate::config::Config;
+use crate::pleg::{Pleg, UNHEALTHY_AFTER};
+use crate::runtime::{ImageRecord, Runtime, RuntimeVersion};
+use crate::status::patch;
+
+/// Longest time one request may take.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+/// First pause before a failed registration is tried again.
+const RETRY_MIN: Duration = Duration::from_millis(200);
+/// Longest pause.
+const RETRY_MAX: Duration = Duration::from_secs(7);
+/// Pause between looks for the pod range while it is missing and needed.
+const RANGE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Reports one node.
+pub struct Reporter {
+    /// Configuration.
+    pub config: Arc<Config>,
+    /// Node name.
+    pub name: String,
+    /// The machine.
+    pub facts: MachineFacts,
+    /// Addresses of the node.
+    pub addresses: Vec<String>,
+    /// The runtime.
+    pub runtime: Arc<dyn Runtime>,
+    /// Its version.
+    pub version: RuntimeVersion,
+    /// The pod cache.
+    pub pleg: Arc<Pleg>,
+    /// Readiness.
+    pub readiness: watch::Receiver<Readiness>,
+    /// The node's UID once registered.
+    pub uid: watch::Sender<Option<String>>,
+    /// The node's pod ranges once known.
+    pub ranges: watch::Sender<Vec<ipnet::IpNet>>,
+    /// The node object, for others in this process.
+    pub object: watch::Sender<Option<Arc<Node>>>,
+}
+
+impl Reporter {
+    async fn compute(&self, previous: Option<&NodeStatus>) -> NodeStatus {
+        let mut images: Vec<ImageRecord> = self.runtime.list_images().await.unwrap_or_default();
+        images.sort_by_key(|i| std::cmp::Reverse(i.size));
+        let readiness = self.readiness.borrow().clone();
+        let age = self.pleg.relist_age();
+        let pleg = (age > UNHEALTHY_AFTER).then(|| {
+            format!("PLEG is not healthy: pleg was last seen active {age:?} ago; threshold is {UNHEALTHY_AFTER:?}")
+        });
+        status::status(&Inputs {
+            config: &self.config,
+            name: &self.name,
+            facts: &self.facts,
+            addresses: &self.addresses,
+            runtime: &self.version,
+            readiness: &readiness,
+            pleg,
+            images: &images,
+            disk: facts::disk(&self.config.node.root_dir).map_or(0, |(size, _)| size),
+            port: self.config.kubelet.port,
+            previous,
+            now: &Time(clock::timestamp()),
+        })
+    }
+
+    fn take(&self, node: &Node) {
+        self.uid.send_if_modified(|old| {
+            let changed = *old != node.metadata.uid;
+            old.clone_from(&node.metadata.uid);
+            changed
+        });
+        let spec = node.spec.as_ref();
+        let texts =
+            spec.and_then(|s| s.pod_cidrs.clone()).or_else(|| spec.and_then(|s| s.pod_cidr.clone()).map(|c| vec![c]));
+        let ranges: Vec<ipnet::IpNet> = texts.unwrap_or_default().iter().filter_map(|t| t.parse().ok()).collect();
+        self.ranges.send_if_modified(|old| {
+            let changed = !ranges.is_empty() && *old != ranges;
+            if changed {
+                old.clone_from(&ranges);
+            }
+            changed
+        });
+        let mut slim = node.clone();
+        slim.metadata.managed_fields = None;
+        if let Some(status) = &mut slim.status {
+            status.images = None;
+        }
+        self.object.send_replace(Some(Arc::new(slim)));
+    }
+
+    async fn register(&self, api: &Api<Node>) -> Result<Node, String> {
+        let fail = |e: kube::Error| e.to_string();
+        if let Some(existing) = api.get_opt(&self.name).await.map_err(fail)? {
+            return self.adopt(api, existing).await;
+        }
+        if !self.config.kubelet.register_node {
+            return Err(format!("node {:?} does not exist and registerNode is false", self.name));
+        }
+        let status = self.compute(None).await;
+        let node = status::node(&self.config, &self.name, &self.facts, status);
+        let made = api.create(&PostParams::default(), &node).await.map_err(fail)?;
+        info!(node = self.name, "node registered");
+        Ok(made)
+    }
+
+    /// Brings the labels of a node that is there already up to date.
+    async fn adopt(&self, api: &Api<Node>, existing: Node) -> Result<Node, String> {
+        let wanted = status::labels(&self.config, &self.name, &self.facts);
+        let have = existing.metadata.labels.clone().unwrap_or_default();
+        if wanted.iter().all(|(k, v)| have.get(k) == Some(v)) {
+            return Ok(existing);
+        }
+        let body = json!({"metadata": {"labels": wanted}});
+        api.patch(&self.name, &PatchParams::default(), &Patch::Merge(&body)).await.map_err(|e| e.to_string())
+    }
+
+    async fn send(&self, api: &Api<Node>, old: &NodeStatus, new: &NodeStatus) -> Result<Node, String> {
+        let (old, new) = (json!(old), json!(new));
+        let status = patch::diff(&old, &new).unwrap_or_else(|| json!({}));
+        let body = json!({"status": status});
+        let params = PatchParams::default();
+        let body = Patch::Strategic(body);
+        let request = api.patch_status(&self.name, &params, &body);
+        match tokio::time::timeout(REQUEST_DEADLINE, request).await {
+            Ok(result) => result.map_err(|e| e.to_string()),
+            Err(_) => Err(format!("no answer within {REQUEST_DEADLINE:?}")),
+        }
+    }
+
+    /// Registers and reports until `stop`.
+    pub async fn run(mut self, client: kube::Client, config: kube::Config, stop: CancellationToken) {
+        let api: Api<Node> = Api::all(client);
+        let mut pause = RETRY_MIN;
+        let node = loop {
+            let outcome = tokio::select! {
+                () = stop.cancelled() => return,
+                outcome = tokio::time::timeout(REQUEST_DEADLINE, self.register(&api)) => outcome,
+            };
+            match outcome.unwrap_or_else(|_| Err(format!("no answer within {REQUEST_DEADLINE:?}"))) {
+                Ok(node) => break node,
+                Err(error) if pause == RETRY_MIN => warn!("cannot register the node yet: {error}"),
+                Err(error) => debug!("cannot register the node yet: {error}"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        };
+        self.take(&node);
+        let uid = node.metadata.uid.clone().unwrap_or_default();
+        let seconds = self.config.kubelet.node_lease_duration_seconds;
+        tokio::spawn(lease::run(config, self.name.clone(), uid, seconds, stop.child_token()));
+        self.report(&api, node.status.unwrap_or_default(), stop).await;
+    }
+
+    async fn report(&mut self, api: &Api<Node>, mut known: NodeStatus, stop: CancellationToken) {
+        let update = self.config.kubelet.node_status_update_frequency.0;
+        let every = self.config.kubelet.node_status_report_frequency.0;
+        let managed = self.config.node.network.mode == crate::config::NetworkMode::Managed;
+        let mut sent: Option<Instant> = None;
+        let mut failing = false;
+        loop {
+            self.readiness.borrow_and_update();
+            let fresh = self.compute(Some(&known)).await;
+            let due = sent.is_none_or(|at| at.elapsed() >= every);
+            if due || status::differs(&known, &fresh) {
+                match self.send(api, &known, &fresh).await {
+                    Ok(node) => {
+                        self.take(&node);
+                        known = node.status.unwrap_or(fresh);
+                        sent = Some(Instant::now());
+                        failing = false;
+                    }
+                    Err(error) => {
+                        if !std::mem::replace(&mut failing, true) {
+                            warn!("cannot report the node's status: {error}");
+                        }
+                    }
+                }
+            } else if managed
+                && self.ranges.borrow().is_empty()
+                && let Ok(Ok(node)) = tokio::time::timeout(REQUEST_DEADLINE, api.get(&self.name)).await
+            {
+                self.take(&node);
+            }
+            let pause = if managed && self.ranges.borrow().is_empty() { RANGE_PAUSE } else { update };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = self.readiness.changed() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+}
+
+/// The node's addresses: configured, else found.
+#[must_use]
+pub fn addresses(configured: Option<IpAddr>) -> Vec<String> {
+    configured.or_else(facts::default_address).map(|ip| ip.to_string()).into_iter().collect()
+}

@@ -1,0 +1,429 @@
+//! Pod lifecycle knowledge: a cache of what the runtime holds, kept true by events, confirmations and relists.
+//!
+//! - A hint from the event stream leads to a read of that one pod; only the read changes the cache.
+//! - A full relist is the truth: every [`RELIST_WITHOUT_EVENTS`] without a stream, else every [`RELIST_WITH_EVENTS`].
+//! - A read that began before another read of the same pod is dropped when it comes in later.
+//! - A pod whose read hangs delays only itself: each read runs in a task of its own, one per pod at a time.
+//!
+//! Upstream counterpart: `pkg/kubelet/pleg` (generic and evented) and `pkg/kubelet/container/cache.go`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::runtime::events::Hint;
+use crate::runtime::{
+    ContainerItem, ContainerRecord, ContainerState, Filter, PodKey, PodRecord, Runtime, RuntimeError, Sandbox,
+    SandboxItem, SandboxState,
+};
+
+/// Pause between full relists while no events flow (upstream's generic PLEG).
+pub const RELIST_WITHOUT_EVENTS: Duration = Duration::from_secs(1);
+/// Pause between full relists while events flow.
+pub const RELIST_WITH_EVENTS: Duration = Duration::from_secs(60);
+/// Without a successful relist for this long the node is unhealthy (upstream `relistThreshold`).
+pub const UNHEALTHY_AFTER: Duration = Duration::from_secs(180);
+/// Pauses between confirmations of an exit that the runtime's own bookkeeping does not show yet.
+const CONFIRM_PAUSES: [u64; 8] = [2, 4, 8, 16, 32, 64, 128, 256];
+
+struct Entry {
+    tx: watch::Sender<Arc<PodRecord>>,
+    read_at: Option<Instant>,
+    busy: bool,
+    again: bool,
+    /// Containers and sandboxes whose end an event announced and no read has shown yet.
+    ended: BTreeSet<String>,
+}
+
+impl Entry {
+    fn new(uid: &str) -> Self {
+        let record = PodRecord { uid: uid.to_owned(), ..PodRecord::default() };
+        Self {
+            tx: watch::Sender::new(Arc::new(record)),
+            read_at: None,
+            busy: false,
+            again: false,
+            ended: BTreeSet::new(),
+        }
+    }
+}
+
+/// The cache and the machinery that keeps it true.
+pub struct Pleg {
+    runtime: Arc<dyn Runtime>,
+    pods: Mutex<HashMap<String, Entry>>,
+    index: Mutex<HashMap<String, String>>,
+    started: Instant,
+    last_relist_ms: AtomicU64,
+    events: AtomicBool,
+    /// Counts pods that appear in or vanish from the runtime, for those who look for orphans.
+    population: watch::Sender<u64>,
+}
+
+impl Pleg {
+    /// A cache that knows nothing yet.
+    #[must_use]
+    pub fn new(runtime: Arc<dyn Runtime>) -> Arc<Self> {
+        Arc::new(Self {
+            runtime,
+            pods: Mutex::new(HashMap::new()),
+            index: Mutex::new(HashMap::new()),
+            started: Instant::now(),
+            last_relist_ms: AtomicU64::new(0),
+            events: AtomicBool::new(false),
+            population: watch::Sender::new(0),
+        })
+    }
+
+    /// Follows one pod. The record is empty until the runtime holds something of it.
+    #[must_use]
+    pub fn subscribe(&self, uid: &str) -> watch::Receiver<Arc<PodRecord>> {
+        self.pods.lock().entry(uid.to_owned()).or_insert_with(|| Entry::new(uid)).tx.subscribe()
+    }
+
+    /// The record of a pod as last read.
+    #[must_use]
+    pub fn get(&self, uid: &str) -> Option<Arc<PodRecord>> {
+        self.pods.lock().get(uid).map(|e| e.tx.borrow().clone())
+    }
+
+    /// All records that hold anything.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<PodRecord>> {
+        let pods = self.pods.lock();
+        pods.values()
+            .map(|e| e.tx.borrow().clone())
+            .filter(|r| !r.sandboxes.is_empty() || !r.containers.is_empty())
+            .collect()
+    }
+
+    /// Changes whenever a pod appears in the runtime or vanishes from it.
+    #[must_use]
+    pub fn population(&self) -> watch::Receiver<u64> {
+        self.population.subscribe()
+    }
+
+    /// Drops a pod nobody follows any more.
+    pub fn forget(&self, uid: &str) {
+        let mut pods = self.pods.lock();
+        if pods.get(uid).is_some_and(|e| {
+            let r = e.tx.borrow();
+            r.sandboxes.is_empty() && r.containers.is_empty() && e.tx.receiver_count() == 0
+        }) {
+            pods.remove(uid);
+        }
+    }
+
+    /// How long ago the last successful relist was.
+    #[must_use]
+    pub fn relist_age(&self) -> Duration {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Duration::from_millis(now.saturating_sub(self.last_relist_ms.load(Ordering::Relaxed)))
+    }
+
+    /// Whether the event stream is open.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        self.events.load(Ordering::Relaxed)
+    }
+
+    /// Reads one pod now and returns what was found. Details of ended containers are taken from the cache.
+    ///
+    /// # Errors
+    /// Whatever the runtime answers; the cache is unchanged then.
+    pub async fn refresh(&self, uid: &str) -> Result<Arc<PodRecord>, RuntimeError> {
+        let began = Instant::now();
+        let (sandboxes, containers) = tokio::try_join!(
+            self.runtime.list_sandboxes(Filter::pod(uid)),
+            self.runtime.list_containers(Filter::pod(uid))
+        )?;
+        let record = self.assemble(uid, sandboxes, containers).await?;
+        Ok(self.store(uid, record, began))
+    }
+
+    async fn assemble(
+        &self,
+        uid: &str,
+        mut sandboxes: Vec<SandboxItem>,
+        mut containers: Vec<ContainerItem>,
+    ) -> Result<PodRecord, RuntimeError> {
+        let known = self.get(uid).unwrap_or_default();
+        sandboxes.sort_by_key(|s| std::cmp::Reverse((s.created_at, s.attempt)));
+        containers.sort_by_key(|c| std::cmp::Reverse((c.created_at, c.attempt)));
+        let key = sandboxes.first().map(|s| &s.pod).or(containers.first().map(|c| &c.pod)).cloned();
+        let PodKey { name, namespace, .. } = key.unwrap_or_default();
+        let mut record = PodRecord { uid: uid.to_owned(), name, namespace, ..PodRecord::default() };
+        for item in sandboxes {
+            record.sandboxes.extend(self.sandbox(&known, item).await?);
+        }
+        for item in containers {
+            record.containers.extend(self.container(&known, item).await?);
+        }
+        Ok(record)
+    }
+
+    async fn sandbox(&self, known: &PodRecord, item: SandboxItem) -> Result<Option<Sandbox>, RuntimeError> {
+        if let Some(s) = known.sandboxes.iter().find(|s| s.id == item.id && s.state == item.state)
+            && (s.state == SandboxState::NotReady || s.host_network || !s.ips.is_empty())
+        {
+            return Ok(Some(s.clone()));
+        }
+        match self.runtime.sandbox_status(&item.id).await {
+            Ok(s) => Ok(Some(s)),
+            Err(e) if e.is_not_found() => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    async fn container(&self, known: &PodRecord, item: ContainerItem) -> Result<Option<ContainerRecord>, RuntimeError> {
+        if let Some(c) = known.containers.iter().find(|c| c.id == item.id && c.state == item.state)
+            && matches!(c.state, ContainerState::Exited | ContainerState::Running)
+        {
+            return Ok(Some(c.clone()));
+        }
+        match self.runtime.container_status(&item.id).await {
+            Ok(mut c) => {
+                c.sandbox_id = item.sandbox_id;
+                Ok(Some(c))
+            }
+            Err(e) if e.is_not_found() => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Puts a read into the cache unless a later one is there already.
+    fn store(&self, uid: &str, record: PodRecord, began: Instant) -> Arc<PodRecord> {
+        let mut index = self.index.lock();
+        let mut pods = self.pods.lock();
+        let entry = pods.entry(uid.to_owned()).or_insert_with(|| Entry::new(uid));
+        if entry.read_at.is_some_and(|at| at > began) {
+            return entry.tx.borrow().clone();
+        }
+        entry.read_at = Some(began);
+        let old = entry.tx.borrow().clone();
+        if *old == record {
+            return old;
+        }
+        for id in ids(&old) {
+            index.remove(id);
+        }
+        for id in ids(&record) {
+            index.insert(id.to_owned(), uid.to_owned());
+        }
+        let record = Arc::new(record);
+        entry.tx.send_replace(record.clone());
+        let (was, is) = (ids(&old).next().is_some(), ids(&record).next().is_some());
+        if was != is {
+            self.population.send_modify(|n| *n += 1);
+        }
+        record
+    }
+
+    /// Reads everything and refreshes each pod whose listing differs from the cache.
+    ///
+    /// # Errors
+    /// When a listing fails; single pods that fail are logged and read again next time.
+    pub async fn relist(self: &Arc<Self>) -> Result<(), RuntimeError> {
+        let began = Instant::now();
+        let (sandboxes, containers) = tokio::try_join!(
+            self.runtime.list_sandboxes(Filter::default()),
+            self.runtime.list_containers(Filter::default())
+        )?;
+        let mut listed: BTreeMap<String, (Vec<SandboxItem>, Vec<ContainerItem>)> = BTreeMap::new();
+        for s in sandboxes.into_iter().filter(|s| !s.pod.uid.is_empty()) {
+            listed.entry(s.pod.uid.clone()).or_default().0.push(s);
+        }
+        for c in containers.into_iter().filter(|c| !c.pod.uid.is_empty()) {
+            listed.entry(c.pod.uid.clone()).or_default().1.push(c);
+        }
+        let gone: Vec<String> = {
+            let pods = self.pods.lock();
+            pods.keys().filter(|uid| !listed.contains_key(*uid)).cloned().collect()
+        };
+        for uid in gone {
+            let record = PodRecord { uid: uid.clone(), ..PodRecord::default() };
+            self.store(&uid, record, began);
+        }
+        for (uid, (sandboxes, containers)) in listed {
+            if self.matches(&uid, &sandboxes, &containers) {
+                continue;
+            }
+            match self.assemble(&uid, sandboxes, containers).await {
+                Ok(record) => {
+                    self.store(&uid, record, began);
+                }
+                Err(error) => warn!(uid, "cannot read a pod from the runtime: {error}"),
+            }
+        }
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_relist_ms.store(now, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn matches(&self, uid: &str, sandboxes: &[SandboxItem], containers: &[ContainerItem]) -> bool {
+        let Some(known) = self.get(uid) else { return false };
+        let listed: BTreeSet<(&str, u8)> = sandboxes
+            .iter()
+            .map(|s| (s.id.as_str(), s.state as u8))
+            .chain(containers.iter().map(|c| (c.id.as_str(), 16 + c.state as u8)))
+            .collect();
+        let cached: BTreeSet<(&str, u8)> = known
+            .sandboxes
+            .iter()
+            .map(|s| (s.id.as_str(), s.state as u8))
+            .chain(known.containers.iter().map(|c| (c.id.as_str(), 16 + c.state as u8)))
+            .collect();
+        listed == cached
+    }
+
+    /// Reads a pod in the background; several requests while one runs become one more read.
+    fn refresh_soon(self: &Arc<Self>, uid: String, ended: Option<String>) {
+        {
+            let mut pods = self.pods.lock();
+            let entry = pods.entry(uid.clone()).or_insert_with(|| Entry::new(&uid));
+            entry.ended.extend(ended);
+            if std::mem::replace(&mut entry.busy, true) {
+                entry.again = true;
+                return;
+            }
+        }
+        let this = self.clone();
+        tokio::spawn(async move {
+            loop {
+                this.confirm(&uid).await;
+                let mut pods = this.pods.lock();
+                let Some(entry) = pods.get_mut(&uid) else { return };
+                if !std::mem::take(&mut entry.again) {
+                    entry.busy = false;
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Reads a pod; after an exit event until the runtime's bookkeeping shows the end too.
+    async fn confirm(&self, uid: &str) {
+        for pause in CONFIRM_PAUSES.iter().map(Some).chain([None]) {
+            let settled = match self.refresh(uid).await {
+                Ok(record) => self.settle(uid, &record),
+                Err(error) => {
+                    debug!(uid, "cannot confirm an event: {error}");
+                    false
+                }
+            };
+            let Some(pause) = pause.filter(|_| !settled) else { break };
+            tokio::time::sleep(Duration::from_millis(*pause)).await;
+        }
+        if let Some(entry) = self.pods.lock().get_mut(uid) {
+            entry.ended.clear();
+        }
+    }
+
+    /// Forgets announced ends that the record shows; true when none is left.
+    fn settle(&self, uid: &str, record: &PodRecord) -> bool {
+        let mut pods = self.pods.lock();
+        let Some(entry) = pods.get_mut(uid) else { return true };
+        entry.ended.retain(|id| {
+            record.containers.iter().any(|c| &c.id == id && c.state == ContainerState::Running)
+                || record.sandboxes.iter().any(|s| &s.id == id && s.state == SandboxState::Ready)
+        });
+        entry.ended.is_empty()
+    }
+
+    fn owner(&self, id: &str) -> Option<String> {
+        self.index.lock().get(id).cloned()
+    }
+
+    /// Takes in one hint; true when a full relist is due.
+    fn take(self: &Arc<Self>, hint: Hint) -> bool {
+        match hint {
+            Hint::Connected => {
+                self.events.store(true, Ordering::Relaxed);
+                true
+            }
+            Hint::Lost => {
+                self.events.store(false, Ordering::Relaxed);
+                true
+            }
+            Hint::Exited(id) | Hint::OutOfMemory(id) => {
+                if let Some(uid) = self.owner(&id) {
+                    self.refresh_soon(uid, Some(id));
+                    return false;
+                }
+                // Not in the cache yet: it ended before the read that follows its start. The worker's own read
+                // shows that; a stranger's pod is found by the relist.
+                self.refresh_unknown(id);
+                false
+            }
+            Hint::Started(_) => false,
+            Hint::Removed(id) => {
+                if let Some(uid) = self.owner(&id) {
+                    self.refresh_soon(uid, None);
+                }
+                false
+            }
+        }
+    }
+
+    fn refresh_unknown(self: &Arc<Self>, id: String) {
+        let this = self.clone();
+        tokio::spawn(async move {
+            let filter = Filter { id: Some(id.clone()), pod_uid: None };
+            let uid = match this.runtime.list_containers(filter.clone()).await {
+                Ok(list) if !list.is_empty() => list.into_iter().next().map(|c| c.pod.uid),
+                _ => {
+                    this.runtime.list_sandboxes(filter).await.ok().and_then(|l| l.into_iter().next()).map(|s| s.pod.uid)
+                }
+            };
+            if let Some(uid) = uid.filter(|u| !u.is_empty()) {
+                this.refresh_soon(uid, Some(id));
+            }
+        });
+    }
+
+    /// Runs until `stop`: hints as they come, relists by their timer.
+    pub async fn run(self: Arc<Self>, mut hints: mpsc::Receiver<Hint>, stop: CancellationToken) {
+        let mut failing = false;
+        loop {
+            let pause = if self.has_events() { RELIST_WITH_EVENTS } else { RELIST_WITHOUT_EVENTS };
+            let timer = tokio::time::sleep(pause);
+            tokio::pin!(timer);
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = &mut timer => break,
+                    hint = hints.recv() => match hint {
+                        Some(hint) => if self.take(hint) { break },
+                        None => { timer.as_mut().await; break }
+                    }
+                }
+            }
+            match self.relist().await {
+                Ok(()) => {
+                    if std::mem::take(&mut failing) {
+                        tracing::info!("the runtime answers again");
+                    }
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut failing, true) {
+                        warn!("cannot list pods from the runtime, pods keep running: {error}");
+                    }
+                    tokio::select! {
+                        () = stop.cancelled() => return,
+                        () = tokio::time::sleep(RELIST_WITHOUT_EVENTS) => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn ids(record: &PodRecord) -> impl Iterator<Item = &str> {
+    record.sandboxes.iter().map(|s| s.id.as_str()).chain(record.containers.iter().map(|c| c.id.as_str()))
+}

@@ -1,0 +1,78 @@
+//! The API server's pods of this node.
+//!
+//! A watch with a field selector; objects are slimmed before they are kept. While the server cannot be reached the
+//! last set stays. Upstream counterpart: `pkg/kubelet/config/apiserver.go`.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::PodSet;
+
+/// Drops what the agent never reads.
+fn slim(mut pod: Pod) -> Arc<Pod> {
+    pod.metadata.managed_fields = None;
+    pod.metadata.self_link = None;
+    if let Some(annotations) = &mut pod.metadata.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+    Arc::new(pod)
+}
+
+fn key(pod: &Pod) -> String {
+    pod.metadata.uid.clone().unwrap_or_default()
+}
+
+/// Watches until `stop`.
+pub async fn run(client: kube::Client, node: String, out: watch::Sender<Option<PodSet>>, stop: CancellationToken) {
+    let api: Api<Pod> = Api::all(client);
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let stream = watcher::watcher(api, config).default_backoff();
+    tokio::pin!(stream);
+    let mut fresh = PodSet::new();
+    let mut failing = false;
+    loop {
+        let event = tokio::select! {
+            () = stop.cancelled() => return,
+            event = stream.next() => event,
+        };
+        match event {
+            None => return,
+            Some(Err(error)) => {
+                if !std::mem::replace(&mut failing, true) {
+                    warn!("cannot watch pods, running pods stay: {error}");
+                }
+                continue;
+            }
+            Some(Ok(Event::Init)) => fresh.clear(),
+            Some(Ok(Event::InitApply(pod))) => {
+                fresh.insert(key(&pod), slim(pod));
+            }
+            Some(Ok(Event::InitDone)) => {
+                let set = std::mem::take(&mut fresh);
+                info!(pods = set.len(), "the API server's pods are known");
+                out.send_replace(Some(set));
+            }
+            Some(Ok(Event::Apply(pod))) => {
+                out.send_modify(|set| {
+                    set.get_or_insert_default().insert(key(&pod), slim(pod));
+                });
+            }
+            Some(Ok(Event::Delete(pod))) => {
+                out.send_modify(|set| {
+                    set.get_or_insert_default().remove(&key(&pod));
+                });
+            }
+        }
+        if std::mem::take(&mut failing) {
+            info!("watching pods again");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Delete of one object and of a collection.
+
+use futures::StreamExt;
+use http::{Response, StatusCode, header};
+use keelson_kinds::decode::{self, Format};
+use keelson_kinds::deletion::{self, DeleteOptions, Deletion};
+use keelson_kinds::{ApiError, Reason, error};
+use serde_json::{Value, json};
+
+use super::{dry_run, one, one_value, read};
+use crate::admission;
+use crate::http::Call;
+use crate::http::body::{self, Body};
+use crate::server::{Change, Changed};
+
+/// Deletes of a collection that run at once, so that they share commits.
+const PARALLEL: usize = 64;
+
+/// Options from the body and the query.
+///
+/// # Errors
+/// 400, 415, 422.
+pub fn options(call: &Call) -> Result<DeleteOptions, ApiError> {
+    let mut options = if call.body.is_empty() {
+        DeleteOptions::default()
+    } else {
+        let content_type = call.header(header::CONTENT_TYPE);
+        let format = Format::from_content_type(Some(content_type).filter(|t| !t.is_empty()))?;
+        DeleteOptions::from_json(&decode::parse(&call.body, format)?)?
+    };
+    let number = |name: &str| -> Result<Option<i64>, ApiError> {
+        match call.query.get(name) {
+            "" => Ok(None),
+            text => {
+                text.parse().map(Some).map_err(|_| ApiError::bad_request(format!("{name}: Invalid value: {text:?}")))
+            }
+        }
+    };
+    if options.grace_period_seconds.is_none() {
+        options.grace_period_seconds = number("gracePeriodSeconds")?;
+    }
+    if options.propagation_policy.is_none() && call.query.has("propagationPolicy") {
+        options.propagation_policy = Some(call.query.get("propagationPolicy").to_owned());
+    }
+    if options.orphan_dependents.is_none() && call.query.has("orphanDependents") {
+        options.orphan_dependents = Some(call.query.flag("orphanDependents"));
+    }
+    options.dry_run |= dry_run(call)?;
+    Ok(options)
+}
+
+/// Deletes one object.
+///
+/// # Errors
+/// 404, 409, 403 for what may not be deleted.
+pub async fn remove(call: &Call, namespace: &str, name: &str, options: &DeleteOptions) -> Result<Changed, ApiError> {
+    admission::delete(call, name)?;
+    let now = jiff::Timestamp::now();
+    if options.dry_run {
+        let current = call.server.get(call.res, namespace, name).ok_or_else(|| ApiError::not_found(call.res, name))?;
+        let (value, removed) = match deletion::begin(call.res, &current, options, now)? {
+            Deletion::Remove(value) => (value, true),
+            Deletion::Update(value) => (value, false),
+            Deletion::Pending => (current, false),
+        };
+        return Ok(Changed { json: value.to_string().into(), removed });
+    }
+    let changed = call
+        .server
+        .change(call.res, namespace, name, |current| {
+            Ok(match deletion::begin(call.res, current, options, now)? {
+                Deletion::Remove(value) => Change::Remove(value),
+                Deletion::Update(value) => Change::Put(value),
+                Deletion::Pending => Change::Keep,
+            })
+        })
+        .await?;
+    call.server.settle_service(call.res, namespace, name);
+    Ok(changed)
+}
+
+/// DELETE of one object.
+///
+/// # Errors
+/// As [`remove`], and 400, 415, 422 for the options.
+pub async fn delete(call: &Call) -> Result<Response<Body>, ApiError> {
+    let options = options(call)?;
+    let changed = remove(call, &call.namespace, &call.name, &options).await?;
+    if !changed.removed {
+        return Ok(one(call, StatusCode::OK, changed.json, &[]));
+    }
+    let last: Value = serde_json::from_slice(&changed.json).unwrap_or_default();
+    // Pods and some others answer with themselves, as upstream's ReturnDeletedObject.
+    if matches!(call.res.plural, "pods" | "services" | "serviceaccounts") && call.res.group.is_empty() {
+        return Ok(one_value(call, StatusCode::OK, &last, &[]));
+    }
+    let uid = last["metadata"]["uid"].as_str().unwrap_or_default();
+    Ok(body::json_value(StatusCode::OK, &error::deleted_status(call.res, &call.name, uid)))
+}
+
+/// DELETE of a collection; answers with the list of what was deleted.
+///
+/// # Errors
+/// 400, 415, 422, and the first failure that is not "it is gone already".
+pub async fn collection(call: &Call) -> Result<Response<Body>, ApiError> {
+    let options = options(call)?;
+    let filter = read::filter(call)?;
+    let prefix = call.res.key_prefix(Some(call.namespace.as_str()).filter(|n| !n.is_empty()));
+    let snapshot = call.server.cache(call.res)?.list(&prefix, None, &filter, 0);
+    let options = &options;
+    let results: Vec<Result<Changed, ApiError>> = futures::stream::iter(snapshot.objects)
+        .map(|object| async move { remove(call, &object.namespace, &object.name, options).await })
+        .buffer_unordered(PARALLEL)
+        .collect()
+        .await;
+    let mut items: Vec<Value> = Vec::new();
+    for result in results {
+        match result {
+            Ok(changed) => items.push(serde_json::from_slice(&changed.json).unwrap_or_default()),
+            Err(error) if error.reason == Reason::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let list = json!({"kind": call.res.list_kind, "apiVersion": call.res.api_version(),
+        "metadata": {"resourceVersion": snapshot.revision.to_string()}, "items": items});
+    Ok(body::json_value(StatusCode::OK, &list))
+}

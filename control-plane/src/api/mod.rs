@@ -1,0 +1,171 @@
+//! Handlers: one function per verb, and the subresources that are more than a part of their object.
+
+pub mod delete;
+pub mod log;
+pub mod raw;
+pub mod read;
+pub mod review;
+pub mod subresource;
+pub mod token;
+pub mod watch;
+pub mod write;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use keelson_kinds::decode::{FieldValidation, Format};
+use keelson_kinds::{ApiError, FieldError, Resource, Verb, WriteContext, table};
+use rand::RngExt;
+use serde_json::{Value, json};
+
+use crate::http::Call;
+use crate::http::body::{self, Body};
+use crate::http::negotiate::{Representation, representation};
+
+/// Refuses what a kind or subresource does not serve.
+///
+/// # Errors
+/// 404 for an unknown subresource, 405 for a verb it does not have.
+pub fn check_served(res: &Resource, verb: &str, named: bool, subresource: &str) -> Result<(), ApiError> {
+    let is = |v: &Verb| v.as_str() == verb;
+    if subresource.is_empty() {
+        let served = res.verbs.iter().any(is) && !(named && verb == "create");
+        return if served { Ok(()) } else { Err(ApiError::method_not_allowed(res, verb)) };
+    }
+    let sub = res.subresource(subresource).ok_or_else(ApiError::no_such_resource)?;
+    if sub.verbs.iter().any(is) { Ok(()) } else { Err(ApiError::method_not_allowed(res, verb)) }
+}
+
+/// Runs the handler of a request.
+///
+/// # Errors
+/// The `Status` to answer with.
+pub async fn dispatch(call: Call) -> Result<Response<Body>, ApiError> {
+    if !call.res.stored() {
+        return review::create(&call).await;
+    }
+    match (call.verb, call.subresource.as_str()) {
+        (_, "scale") => subresource::scale(&call).await,
+        ("create", "binding") => subresource::bind(&call).await,
+        ("create", "eviction") => subresource::evict(&call).await,
+        ("create", "token") => token::create(&call).await,
+        ("get", "log") => log::get(&call).await,
+        ("get", "" | "status" | "ephemeralcontainers" | "resize" | "approval") => read::get(&call).await,
+        ("list", "") => read::list(&call).await,
+        ("watch", "") => watch::watch(&call).await,
+        ("create", "") => write::create(&call).await,
+        ("update", _) => write::update(&call).await,
+        ("patch", _) => write::patch(&call).await,
+        ("delete", "") => delete::delete(&call).await,
+        ("deletecollection", "") => delete::collection(&call).await,
+        _ => Err(ApiError::method_not_allowed(call.res, call.verb)),
+    }
+}
+
+/// The `dryRun` parameter.
+///
+/// # Errors
+/// 422 for anything but `All`.
+pub fn dry_run(call: &Call) -> Result<bool, ApiError> {
+    let mut values = call.query.all("dryRun").filter(|v| !v.is_empty()).peekable();
+    let given = values.peek().is_some();
+    match values.find(|v| *v != "All") {
+        None => Ok(given),
+        Some(other) => Err(ApiError::invalid(
+            "meta.k8s.io",
+            "CreateOptions",
+            "",
+            &[FieldError::not_supported("dryRun", other, &["All"])],
+        )),
+    }
+}
+
+/// The body's format and the strictness it is read with.
+///
+/// # Errors
+/// 415 and 400.
+pub fn decoding(call: &Call) -> Result<(Format, FieldValidation), ApiError> {
+    let content_type = call.header(http::header::CONTENT_TYPE);
+    let format = Format::from_content_type(Some(content_type).filter(|t| !t.is_empty()))?;
+    Ok((format, FieldValidation::parse(call.query.get("fieldValidation"))?))
+}
+
+/// Characters of generated names: upstream's, which spell no words.
+const SUFFIX_CHARACTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+
+/// Five random characters.
+#[must_use]
+pub fn random_suffix() -> String {
+    let mut rng = rand::rng();
+    (0..5).map(|_| char::from(SUFFIX_CHARACTERS[rng.random_range(0..SUFFIX_CHARACTERS.len())])).collect()
+}
+
+/// What a write borrows.
+#[derive(Debug)]
+pub struct Fresh {
+    now: jiff::Timestamp,
+    uid: String,
+    suffix: String,
+}
+
+impl Fresh {
+    /// A new uid and suffix, now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { now: jiff::Timestamp::now(), uid: uuid::Uuid::new_v4().to_string(), suffix: random_suffix() }
+    }
+
+    /// For a write in a namespace.
+    #[must_use]
+    pub fn context<'a>(&'a self, namespace: &'a str) -> WriteContext<'a> {
+        WriteContext { now: self.now, uid: &self.uid, suffix: &self.suffix, namespace }
+    }
+}
+
+impl Default for Fresh {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The `includeObject` parameter of tables.
+#[must_use]
+pub fn include_object(call: &Call) -> table::IncludeObject {
+    match call.query.get("includeObject") {
+        "None" => table::IncludeObject::None,
+        "Object" => table::IncludeObject::Object,
+        _ => table::IncludeObject::Metadata,
+    }
+}
+
+/// How the client wants objects.
+#[must_use]
+pub fn wanted(call: &Call) -> Representation {
+    representation(Some(call.header(http::header::ACCEPT)))
+}
+
+/// Answers with one encoded object in the representation the client asked for.
+#[must_use]
+pub fn one(call: &Call, status: StatusCode, json: Bytes, warnings: &[String]) -> Response<Body> {
+    let bytes: Bytes = match wanted(call) {
+        Representation::Table => {
+            let value: Value = serde_json::from_slice(&json).unwrap_or_default();
+            let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
+            let table = table::render(call.res, &[&value], meta, include_object(call), jiff::Timestamp::now(), true);
+            table.to_string().into()
+        }
+        Representation::Partial => {
+            let value: Value = serde_json::from_slice(&json).unwrap_or_default();
+            table::partial(&value).to_string().into()
+        }
+        Representation::Plain | Representation::Discovery => json,
+    };
+    let mut response = body::json(status, bytes);
+    body::add_warnings(&mut response, warnings);
+    response
+}
+
+/// Answers with one value.
+#[must_use]
+pub fn one_value(call: &Call, status: StatusCode, value: &Value, warnings: &[String]) -> Response<Body> {
+    one(call, status, value.to_string().into(), warnings)
+}

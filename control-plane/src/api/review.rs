@@ -1,0 +1,137 @@
+//! Kinds that are asked, not stored: access and token reviews; and the decision behind them.
+
+use std::sync::Arc;
+
+use http::{Response, StatusCode};
+use keelson_kinds::{ApiError, decode};
+use serde_json::{Value, json};
+
+use super::decoding;
+use crate::auth::{self, Attributes, Decision, User, authenticate, node};
+use crate::http::Call;
+use crate::http::body::{self, Body};
+use crate::server::Server;
+
+/// Whether a user may do something.
+#[must_use]
+pub fn decide(server: &Arc<Server>, user: &User, attributes: &Attributes) -> Decision {
+    let allow = |reason: &str| Decision { allowed: true, reason: reason.to_owned() };
+    if user.in_group(auth::MASTERS) {
+        return allow("");
+    }
+    if let Some(name) = node::node_name(user)
+        && node::allows(&server.hub, name, attributes)
+    {
+        return allow("");
+    }
+    if server.rbac.allows(user, attributes) {
+        return allow("RBAC: allowed by a role bound to the user or one of its groups");
+    }
+    Decision { allowed: false, reason: String::new() }
+}
+
+/// POST of a review.
+///
+/// # Errors
+/// 400, 404, 415, 422.
+pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
+    let (format, validation) = decoding(call)?;
+    let mut review = decode::body(call.res, None, &call.body, format, validation)?.object;
+    review["status"] = match call.res.kind {
+        "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]),
+        "SubjectAccessReview" | "LocalSubjectAccessReview" => {
+            let user = subject(&review["spec"]);
+            access(call, &user, &review["spec"])
+        }
+        "TokenReview" => token(call, &review["spec"]),
+        "SelfSubjectReview" => json!({"userInfo": user_info(&call.user)}),
+        "SelfSubjectRulesReview" => rules(call, &review["spec"]),
+        _ => return Err(ApiError::method_not_allowed(call.res, call.verb)),
+    };
+    if review["metadata"].is_null() {
+        review["metadata"] = json!({});
+    }
+    Ok(body::json_value(StatusCode::CREATED, &review))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn subject(spec: &Value) -> User {
+    User {
+        name: text(&spec["user"]),
+        uid: text(&spec["uid"]),
+        groups: serde_json::from_value(spec["groups"].clone()).unwrap_or_default(),
+        extra: serde_json::from_value(spec["extra"].clone()).unwrap_or_default(),
+    }
+}
+
+fn access(call: &Call, user: &User, spec: &Value) -> Value {
+    let attributes = if spec["resourceAttributes"].is_object() {
+        let of = &spec["resourceAttributes"];
+        Attributes {
+            verb: text(&of["verb"]),
+            group: text(&of["group"]),
+            version: text(&of["version"]),
+            resource: text(&of["resource"]),
+            subresource: text(&of["subresource"]),
+            namespace: text(&of["namespace"]),
+            name: text(&of["name"]),
+            path: String::new(),
+        }
+    } else {
+        let of = &spec["nonResourceAttributes"];
+        Attributes { verb: text(&of["verb"]), path: text(&of["path"]), ..Attributes::default() }
+    };
+    let decision = decide(&call.server, user, &attributes);
+    let mut status = json!({"allowed": decision.allowed});
+    if !decision.reason.is_empty() {
+        status["reason"] = json!(decision.reason);
+    }
+    status
+}
+
+fn user_info(user: &User) -> Value {
+    let mut info = json!({"username": user.name, "groups": user.groups});
+    if !user.uid.is_empty() {
+        info["uid"] = json!(user.uid);
+    }
+    if !user.extra.is_empty() {
+        info["extra"] = json!(user.extra);
+    }
+    info
+}
+
+fn token(call: &Call, spec: &Value) -> Value {
+    let audiences: Vec<String> = serde_json::from_value(spec["audiences"].clone()).unwrap_or_default();
+    let now = jiff::Timestamp::now().as_second();
+    let given = spec["token"].as_str().unwrap_or_default();
+    match authenticate::token_user(&call.server.tokens, &call.server.hub, given, &audiences, now) {
+        Ok((user, audiences)) => {
+            json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
+        }
+        Err(error) => json!({"authenticated": false, "user": {}, "error": error.to_string()}),
+    }
+}
+
+fn rules(call: &Call, spec: &Value) -> Value {
+    let namespace = text(&spec["namespace"]);
+    let (mut resources, mut urls) = (Vec::new(), Vec::new());
+    if call.user.in_group(auth::MASTERS) {
+        resources.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
+        urls.push(json!({"verbs": ["*"], "nonResourceURLs": ["*"]}));
+    }
+    for rule in call.server.rbac.rules_for(&call.user, &namespace) {
+        if rule.non_resource_urls.is_empty() {
+            let mut shown = json!({"verbs": rule.verbs, "apiGroups": rule.api_groups, "resources": rule.resources});
+            if !rule.resource_names.is_empty() {
+                shown["resourceNames"] = json!(rule.resource_names);
+            }
+            resources.push(shown);
+        } else {
+            urls.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.non_resource_urls}));
+        }
+    }
+    json!({"resourceRules": resources, "nonResourceRules": urls, "incomplete": node::node_name(&call.user).is_some()})
+}

@@ -1,0 +1,165 @@
+//! Subresources with objects of their own: scale, binding, eviction.
+
+use http::{Response, StatusCode, header};
+use keelson_kinds::decode::{self, FieldValidation};
+use keelson_kinds::deletion::DeleteOptions;
+use keelson_kinds::patch::{self, PatchType};
+use keelson_kinds::strategy::Part;
+use keelson_kinds::{ApiError, Cause, Resource, lookup, scale as kinds_scale, write};
+use kube_common::selector::LabelSelector;
+use serde_json::{Value, json};
+
+use super::write::check_preconditions;
+use super::{Fresh, decoding, delete, dry_run};
+use crate::cache::Filter;
+use crate::http::Call;
+use crate::http::body::{self, Body};
+use crate::server::Change;
+
+/// GET, PUT and PATCH of a scale.
+///
+/// # Errors
+/// 404, 409, 415, 422.
+pub async fn scale(call: &Call) -> Result<Response<Body>, ApiError> {
+    let missing = || ApiError::not_found(call.res, &call.name);
+    if call.verb == "get" {
+        let object = call.server.get(call.res, &call.namespace, &call.name).ok_or_else(missing)?;
+        return Ok(body::json_value(StatusCode::OK, &kinds_scale::from_object(call.res, &object)));
+    }
+    let given = if call.verb == "update" {
+        let (format, validation) = decoding(call)?;
+        Some(decode::body(call.res, Some("scale"), &call.body, format, validation)?.object)
+    } else {
+        None
+    };
+    let kind =
+        if given.is_none() { Some(PatchType::from_content_type(call.header(header::CONTENT_TYPE))?) } else { None };
+    let next = |current: &Value| -> Result<Value, ApiError> {
+        let scale = match (&given, kind) {
+            (Some(scale), _) => scale.clone(),
+            (None, Some(kind)) => {
+                let present = kinds_scale::from_object(call.res, current);
+                let patched = patch::apply(call.res, Some("scale"), kind, &present, &call.body)?;
+                decode::object(
+                    call.res,
+                    Some("scale"),
+                    patched,
+                    FieldValidation::parse(call.query.get("fieldValidation"))?,
+                )?
+                .object
+            }
+            (None, None) => kinds_scale::from_object(call.res, current),
+        };
+        check_preconditions(call.res, &call.name, &scale, current)?;
+        let mut new = kinds_scale::apply(call.res, current, &scale)?;
+        let fresh = Fresh::new();
+        write::update(call.res, &mut new, current, Part::Main, &fresh.context(&call.namespace))?;
+        Ok(new)
+    };
+    let object = if dry_run(call)? {
+        next(&call.server.get(call.res, &call.namespace, &call.name).ok_or_else(missing)?)?
+    } else {
+        let changed = call
+            .server
+            .change(call.res, &call.namespace, &call.name, |current| Ok(Change::Put(next(current)?)))
+            .await?;
+        serde_json::from_slice(&changed.json).unwrap_or_default()
+    };
+    Ok(body::json_value(StatusCode::OK, &kinds_scale::from_object(call.res, &object)))
+}
+
+fn success(status: StatusCode) -> Response<Body> {
+    body::json_value(
+        status,
+        &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": status.as_u16()}),
+    )
+}
+
+/// POST of a binding: the scheduler's decision.
+///
+/// # Errors
+/// 404, 409 when the pod is bound or being deleted.
+pub async fn bind(call: &Call) -> Result<Response<Body>, ApiError> {
+    let (format, validation) = decoding(call)?;
+    let binding = decode::body(call.res, Some("binding"), &call.body, format, validation)?.object;
+    let now = jiff::Timestamp::now();
+    if !dry_run(call)? {
+        call.server
+            .change(call.res, &call.namespace, &call.name, |pod| {
+                Ok(Change::Put(kinds_scale::bind(pod, &binding, now)?))
+            })
+            .await?;
+    }
+    Ok(success(StatusCode::CREATED))
+}
+
+/// POST of an eviction: a delete that disruption budgets may refuse.
+///
+/// # Errors
+/// 404, 429 when a budget is used up.
+pub async fn evict(call: &Call) -> Result<Response<Body>, ApiError> {
+    let (format, validation) = decoding(call)?;
+    let eviction = decode::body(call.res, Some("eviction"), &call.body, format, validation)?.object;
+    let mut options = DeleteOptions::from_json(&eviction["deleteOptions"])?;
+    options.dry_run |= dry_run(call)?;
+    let pod = call
+        .server
+        .get(call.res, &call.namespace, &call.name)
+        .ok_or_else(|| ApiError::not_found(call.res, &call.name))?;
+    let finished = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed" | "Pending"));
+    if !finished && pod["metadata"]["deletionTimestamp"].is_null() {
+        spend_budget(call, &pod, options.dry_run).await?;
+    }
+    delete::remove(call, &call.namespace, &call.name, &options).await?;
+    Ok(success(StatusCode::CREATED))
+}
+
+async fn spend_budget(call: &Call, pod: &Value, dry: bool) -> Result<(), ApiError> {
+    let Some(res) = lookup("policy", "v1", "poddisruptionbudgets") else { return Ok(()) };
+    let Some(cache) = call.server.hub.cache(res) else { return Ok(()) };
+    let no_labels = serde_json::Map::new();
+    let labels = pod["metadata"]["labels"].as_object().unwrap_or(&no_labels);
+    let listed = cache.list(&res.key_prefix(Some(&call.namespace)), None, &Filter::default(), 0);
+    let mut budgets = listed.objects.iter().map(|o| o.value()).filter(|budget| {
+        let selector = LabelSelector::from_json(budget["spec"].get("selector"));
+        selector.is_ok_and(|s| s.matches(labels))
+    });
+    let Some(budget) = budgets.next() else { return Ok(()) };
+    if budgets.next().is_some() {
+        return Err(ApiError::internal(
+            "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+        ));
+    }
+    let name = budget["metadata"]["name"].as_str().unwrap_or_default();
+    let spend = |budget: &Value| -> Result<Change, ApiError> {
+        let allowed = budget["status"]["disruptionsAllowed"].as_i64().unwrap_or(0);
+        if allowed <= 0 {
+            return Err(budget_used_up(res, name, budget));
+        }
+        let mut new = budget.clone();
+        new["status"]["disruptionsAllowed"] = json!(allowed - 1);
+        new["status"]["disruptedPods"][&call.name] =
+            json!(jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+        Ok(Change::Put(new))
+    };
+    if dry {
+        spend(&budget)?;
+    } else {
+        call.server.change(res, &call.namespace, name, spend).await?;
+    }
+    Ok(())
+}
+
+fn budget_used_up(_res: &Resource, name: &str, budget: &Value) -> ApiError {
+    let mut error = ApiError::too_many_requests("Cannot evict pod as it would violate the pod's disruption budget.", 0);
+    error.causes.push(Cause {
+        reason: "DisruptionBudget".to_owned(),
+        message: format!(
+            "The disruption budget {name} needs {} healthy pods and has {} currently",
+            budget["status"]["desiredHealthy"].as_i64().unwrap_or(0),
+            budget["status"]["currentHealthy"].as_i64().unwrap_or(0)
+        ),
+        field: String::new(),
+    });
+    error
+}

@@ -1,0 +1,238 @@
+//! Create, update and patch.
+//!
+//! Order as upstream: decode and default, admission, prepare and validate, allocate, store. A patch runs the whole sequence on the newest
+//! object after a conflict. Upstream counterpart: `apiserver/pkg/endpoints/handlers/{create,update,patch}.go`.
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use keelson_kinds::decode::{self, FieldValidation};
+use keelson_kinds::patch::{self, PatchType};
+use keelson_kinds::strategy::Part;
+use keelson_kinds::{ApiError, FieldError, Resource, deletion, write};
+use serde_json::{Value, json};
+
+use super::{Fresh, decoding, dry_run, one, one_value};
+use crate::admission;
+use crate::http::Call;
+use crate::http::body::Body;
+use crate::server::{Change, Server};
+
+/// Tries with another suffix when a generated name is taken; upstream's number.
+const NAME_ATTEMPTS: usize = 8;
+
+/// Whether objects of a kind get addresses.
+#[must_use]
+pub fn is_service(res: &Resource) -> bool {
+    res.group.is_empty() && res.plural == "services"
+}
+
+fn owner(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+impl Server {
+    /// Brings the allocator in line with the stored Service after a write, successful or not.
+    pub fn settle_service(&self, res: &Resource, namespace: &str, name: &str) {
+        if is_service(res) {
+            let stored = self.get(res, namespace, name);
+            self.allocator.settle(&owner(namespace, name), stored.as_ref());
+        }
+    }
+}
+
+/// Fits the object to the namespace of the URL.
+fn set_namespace(call: &Call, object: &mut Value) -> Result<(), ApiError> {
+    if !call.res.namespaced() {
+        return Ok(());
+    }
+    let given = object["metadata"]["namespace"].as_str().unwrap_or_default();
+    if !given.is_empty() && given != call.namespace {
+        return Err(ApiError::bad_request(format!(
+            "the namespace of the provided object does not match the namespace sent on the request ({given} vs {})",
+            call.namespace
+        )));
+    }
+    object["metadata"]["namespace"] = json!(call.namespace);
+    Ok(())
+}
+
+/// POST to a collection.
+///
+/// # Errors
+/// 400, 403, 404 for a missing namespace, 409, 415, 422.
+pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
+    let (format, validation) = decoding(call)?;
+    let decoded = decode::body(call.res, None, &call.body, format, validation)?;
+    create_decoded(call, decoded).await
+}
+
+async fn create_decoded(call: &Call, decoded: decode::Decoded) -> Result<Response<Body>, ApiError> {
+    let dry = dry_run(call)?;
+    let mut warnings = decoded.warnings;
+    let mut object = decoded.object;
+    set_namespace(call, &mut object)?;
+    admission::create(call, &mut object).await?;
+    let generated = object["metadata"]["name"].as_str().is_none_or(str::is_empty);
+    for _ in 0..NAME_ATTEMPTS {
+        let fresh = Fresh::new();
+        let mut attempt = object.clone();
+        let more = write::create(call.res, &mut attempt, &fresh.context(&call.namespace))?;
+        let name = attempt["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let stored = store_new(call, &name, &mut attempt, dry).await;
+        call.server.settle_service(call.res, &call.namespace, &name);
+        match stored? {
+            Some(json) => {
+                warnings.extend(more);
+                return Ok(one(call, StatusCode::CREATED, json, &warnings));
+            }
+            None if generated => {}
+            None => return Err(ApiError::already_exists(call.res, &name)),
+        }
+    }
+    let base = object["metadata"]["generateName"].as_str().unwrap_or_default();
+    let mut error = ApiError::already_exists(call.res, base);
+    error.retry_after_seconds = 1;
+    Err(error)
+}
+
+async fn store_new(call: &Call, name: &str, object: &mut Value, dry: bool) -> Result<Option<Bytes>, ApiError> {
+    let server = &call.server;
+    if is_service(call.res) {
+        let taken = server.get(call.res, &call.namespace, name).is_some();
+        if taken {
+            return Ok(None);
+        }
+        server.allocator.allocate(&owner(&call.namespace, name), object, None)?;
+    }
+    if dry {
+        let taken = server.get(call.res, &call.namespace, name).is_some();
+        return Ok((!taken).then(|| object.to_string().into()));
+    }
+    server.insert(call.res, &call.namespace, name, object).await
+}
+
+/// The part of the object that a URL writes.
+#[must_use]
+pub fn part(call: &Call) -> Part {
+    match call.res.subresource(&call.subresource) {
+        None => Part::Main,
+        Some(sub) if sub.name == "status" => Part::Status,
+        Some(sub) => Part::Other(sub.name),
+    }
+}
+
+fn sub(call: &Call) -> Option<&str> {
+    (!call.subresource.is_empty()).then_some(call.subresource.as_str())
+}
+
+/// Refuses a stale or foreign object.
+///
+/// # Errors
+/// 409 for another resourceVersion or uid, 422 where one is required.
+pub fn check_preconditions(res: &Resource, name: &str, new: &Value, current: &Value) -> Result<(), ApiError> {
+    let text = |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    let version = text(new, "resourceVersion");
+    if version.is_empty() || version == "0" {
+        if !res.strategy.allow_unconditional_update() {
+            let error = FieldError::invalid("metadata.resourceVersion", json!(0), "must be specified for an update");
+            return Err(ApiError::invalid(res.group, res.kind, name, &[error]));
+        }
+    } else if version != text(current, "resourceVersion") {
+        return Err(ApiError::modified(res, name));
+    }
+    let (given, present) = (text(new, "uid"), text(current, "uid"));
+    if !given.is_empty() && given != present {
+        let why = format!("Precondition failed: UID in precondition: {given}, UID in object meta: {present}");
+        return Err(ApiError::conflict(res, name, &why));
+    }
+    Ok(())
+}
+
+/// What an update makes of the current object.
+fn replace(call: &Call, mut new: Value, current: &Value, warnings: &mut Vec<String>) -> Result<Value, ApiError> {
+    let fresh = Fresh::new();
+    set_namespace(call, &mut new)?;
+    check_preconditions(call.res, &call.name, &new, current)?;
+    admission::update(call, &mut new, current)?;
+    let service = is_service(call.res) && call.subresource.is_empty();
+    if service {
+        call.server.allocator.allocate(&owner(&call.namespace, &call.name), &mut new, Some(current))?;
+    }
+    let more = write::update(call.res, &mut new, current, part(call), &fresh.context(&call.namespace))?;
+    *warnings = more;
+    Ok(new)
+}
+
+fn outcome(call: &Call, new: Value) -> Change {
+    if deletion::is_finished(call.res, &new) { Change::Remove(new) } else { Change::Put(new) }
+}
+
+/// Runs an update, for real or dry, and answers with the result.
+async fn apply(
+    call: &Call,
+    warnings: Vec<String>,
+    mut next: impl FnMut(&Value, &mut Vec<String>) -> Result<Value, ApiError> + Send,
+) -> Result<Response<Body>, ApiError> {
+    let server = &call.server;
+    let mut more = Vec::new();
+    let result = if dry_run(call)? {
+        let current = server
+            .get(call.res, &call.namespace, &call.name)
+            .ok_or_else(|| ApiError::not_found(call.res, &call.name))?;
+        next(&current, &mut more).map(|new| one_value(call, StatusCode::OK, &new, &[]))
+    } else {
+        server
+            .change(call.res, &call.namespace, &call.name, |current| Ok(outcome(call, next(current, &mut more)?)))
+            .await
+            .map(|changed| one(call, StatusCode::OK, changed.json, &[]))
+    };
+    server.settle_service(call.res, &call.namespace, &call.name);
+    let mut response = result?;
+    crate::http::body::add_warnings(&mut response, &warnings);
+    crate::http::body::add_warnings(&mut response, &more);
+    Ok(response)
+}
+
+/// PUT.
+///
+/// # Errors
+/// 400, 404, 409, 415, 422.
+pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
+    let (format, validation) = decoding(call)?;
+    let decoded = decode::body(call.res, sub(call), &call.body, format, validation)?;
+    let given = decoded.object["metadata"]["name"].as_str().unwrap_or_default();
+    if given != call.name {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({given}) does not match the name on the URL ({})",
+            call.name
+        )));
+    }
+    let exists = call.server.cache(call.res)?.get(&call.res.key(&call.namespace, &call.name)).is_some();
+    if !exists && call.subresource.is_empty() && call.res.strategy.allow_create_on_update() {
+        return create_decoded(call, decoded).await;
+    }
+    let object = decoded.object;
+    apply(call, decoded.warnings, |current, warnings| replace(call, object.clone(), current, warnings)).await
+}
+
+/// PATCH.
+///
+/// # Errors
+/// 400, 404, 409, 415, 422.
+pub async fn patch(call: &Call) -> Result<Response<Body>, ApiError> {
+    let kind = PatchType::from_content_type(call.header(header::CONTENT_TYPE))?;
+    let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
+    let mut decode_warnings = Vec::new();
+    let mut response = apply(call, Vec::new(), |current, warnings| {
+        let patched = patch::apply(call.res, sub(call), kind, current, &call.body)?;
+        let decoded = decode::object(call.res, sub(call), patched, validation)?;
+        if decoded.object["metadata"]["name"] != current["metadata"]["name"] {
+            return Err(ApiError::bad_request("the name of the object does not match the name on the URL"));
+        }
+        decode_warnings = decoded.warnings;
+        replace(call, decoded.object, current, warnings)
+    })
+    .await?;
+    crate::http::body::add_warnings(&mut response, &decode_warnings);
+    Ok(response)
+}

@@ -1,0 +1,166 @@
+//! What a cluster has without anyone making it: system namespaces, default roles, and the `kubernetes` Service with its endpoints.
+//!
+//! Upstream counterparts: `pkg/controlplane/controller/{systemnamespaces,kubernetesservice}`, the RBAC post-start hook.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_kinds::decode::{self, FieldValidation};
+use keelson_kinds::{ApiError, Reason, Resource, lookup, write};
+use serde_json::{Value, json};
+
+use crate::api::Fresh;
+use crate::auth::defaults;
+use crate::cache::Filter;
+use crate::server::{Change, Server};
+
+/// Upstream's system namespaces.
+const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
+const RBAC: &str = "rbac.authorization.k8s.io";
+/// Pause after the endpoints could not be repaired.
+const RETRY: Duration = Duration::from_secs(1);
+/// The well-known port of the `kubernetes` Service.
+const SERVICE_PORT: u16 = 443;
+
+/// Makes what is missing; what exists is left as it is, except the endpoints of this server.
+///
+/// # Errors
+/// What the store or validation says.
+pub async fn run(server: &Arc<Server>) -> Result<(), ApiError> {
+    if let Some(res) = lookup("", "v1", "namespaces") {
+        for name in NAMESPACES {
+            let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
+                "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}}});
+            ensure(server, res, "", namespace).await?;
+        }
+    }
+    if let Some(res) = lookup(RBAC, "v1", "clusterroles") {
+        for role in defaults::cluster_roles() {
+            ensure(server, res, "", role).await?;
+        }
+    }
+    if let Some(res) = lookup(RBAC, "v1", "clusterrolebindings") {
+        for binding in defaults::cluster_role_bindings() {
+            ensure(server, res, "", binding).await?;
+        }
+    }
+    if let Some(res) = lookup("scheduling.k8s.io", "v1", "priorityclasses") {
+        for (name, value, description) in [
+            (
+                "system-cluster-critical",
+                2_000_000_000,
+                "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+            ),
+            (
+                "system-node-critical",
+                2_000_001_000,
+                "Used for system critical pods that must not be moved from their current node.",
+            ),
+        ] {
+            let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": value,
+                "metadata": {"name": name}, "description": description});
+            ensure(server, res, "", class).await?;
+        }
+    }
+    kubernetes_service(server).await
+}
+
+async fn ensure(server: &Arc<Server>, res: &Resource, namespace: &str, object: Value) -> Result<(), ApiError> {
+    let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    if server.get(res, namespace, &name).is_some() {
+        return Ok(());
+    }
+    let mut object = decode::object(res, None, object, FieldValidation::Strict)?.object;
+    let fresh = Fresh::new();
+    if res.namespaced() {
+        object["metadata"]["namespace"] = json!(namespace);
+    }
+    write::create(res, &mut object, &fresh.context(namespace))?;
+    if crate::api::write::is_service(res) {
+        server.allocator.allocate(&format!("{namespace}/{name}"), &mut object, None)?;
+    }
+    server.insert(res, namespace, &name, &object).await?;
+    server.settle_service(res, namespace, &name);
+    Ok(())
+}
+
+/// Creates the object, or brings the fields `wanted` names up to date.
+async fn converge(server: &Arc<Server>, res: &Resource, wanted: Value, fields: &[&str]) -> Result<(), ApiError> {
+    let name = wanted["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let wanted = decode::object(res, None, wanted, FieldValidation::Strict)?.object;
+    ensure(server, res, "default", wanted.clone()).await?;
+    server
+        .change(res, "default", &name, |current| {
+            let mut new = current.clone();
+            for field in fields {
+                new[*field] = wanted[*field].clone();
+            }
+            Ok(if new == *current { Change::Keep } else { Change::Put(new) })
+        })
+        .await
+        .map(drop)
+}
+
+/// `default/kubernetes`: Service at the first address, endpoints at this server.
+async fn kubernetes_service(server: &Arc<Server>) -> Result<(), ApiError> {
+    let address = server.config.advertise_address;
+    let port = server.config.secure_port;
+    let labels = json!({"component": "apiserver", "provider": "kubernetes"});
+    if let Some(res) = lookup("", "v1", "services") {
+        let service = json!({"apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+            "spec": {"type": "ClusterIP", "clusterIP": server.allocator.first_address().to_string(),
+                "sessionAffinity": "None",
+                "ports": [{"name": "https", "protocol": "TCP", "port": SERVICE_PORT, "targetPort": port}]}});
+        ensure(server, res, "default", service).await?;
+    }
+    if let Some(res) = lookup("", "v1", "endpoints") {
+        let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints",
+            "metadata": {"name": "kubernetes", "namespace": "default",
+                "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
+            "subsets": [{"addresses": [{"ip": address.to_string()}],
+                "ports": [{"name": "https", "port": port, "protocol": "TCP"}]}]});
+        converge(server, res, endpoints, &["subsets"]).await?;
+    }
+    if let Some(res) = lookup("discovery.k8s.io", "v1", "endpointslices") {
+        let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"name": "kubernetes", "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "kubernetes"}},
+            "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
+            "endpoints": [{"addresses": [address.to_string()], "conditions": {"ready": true}}],
+            "ports": [{"name": "https", "port": port, "protocol": "TCP"}]});
+        converge(server, res, slice, &["endpoints", "ports"]).await?;
+    }
+    Ok(())
+}
+
+/// Repairs `default/kubernetes` whenever someone changes or deletes a part of it.
+pub async fn keep_kubernetes_service(server: Arc<Server>) {
+    let mut watchers = Vec::new();
+    for (group, plural) in [("", "services"), ("", "endpoints"), ("discovery.k8s.io", "endpointslices")] {
+        let Some(cache) = lookup(group, "v1", plural).and_then(|res| server.hub.cache(res)) else { continue };
+        let filter = Filter {
+            namespace: Some("default".into()),
+            fields: kube_common::selector::FieldSelector::parse("metadata.name=kubernetes").unwrap_or_default(),
+            ..Filter::default()
+        };
+        match cache.watch(Some(server.hub.revision()), Arc::new(filter)) {
+            Ok(watcher) => watchers.push(watcher),
+            Err(error) => tracing::error!(%error, "the kubernetes Service is not kept"),
+        }
+    }
+    while !watchers.is_empty() && !server.shutdown.is_cancelled() {
+        let changes = watchers.iter_mut().map(|w| Box::pin(w.next()));
+        let (change, ..) = futures::future::select_all(changes).await;
+        if change.is_none() {
+            return;
+        }
+        while let Err(error) = kubernetes_service(&server).await {
+            if error.reason == Reason::ServiceUnavailable || server.shutdown.is_cancelled() {
+                return;
+            }
+            tracing::warn!(%error, "cannot repair the kubernetes Service");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Watch caches: every read and every watch is served from memory, fed by the store's one ordered log.
+//!
+//! Invariants:
+//! - [`Hub`] applies the log in order, so a cache that shows revision R shows every change of its kind up to R;
+//! - a handler that wrote revision R waits for [`Hub::wait_for`] before it answers: a client reads what it wrote;
+//! - an event is encoded once per representation and the bytes are shared by all watchers;
+//! - a watcher that does not read is dropped, its queue is bounded; the client lists or watches again.
+//!
+//! Upstream counterpart: `k8s.io/apiserver/pkg/storage/cacher`.
+
+mod filter;
+mod object;
+mod watch_cache;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use keelson_kinds::Resource;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::store::{Event, Revision, Store, StoreError};
+
+pub use filter::Filter;
+pub use object::{DecodeError, Object, encode, with_revision};
+pub use watch_cache::{CacheEvent, Snapshot, WatchCache, WatchError, Watcher};
+pub(crate) use watch_cache::{error_line, line};
+
+/// What happened to an object, from a watcher's point of view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// It is new, or new to the watcher's selector.
+    Added,
+    /// It changed.
+    Modified,
+    /// It is gone, or left the watcher's selector.
+    Deleted,
+}
+
+impl EventKind {
+    /// As in a watch event's `type`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+        }
+    }
+
+    /// The encoded watch event up to its object.
+    pub(crate) const fn line_start(self) -> &'static [u8] {
+        match self {
+            Self::Added => b"{\"type\":\"ADDED\",\"object\":",
+            Self::Modified => b"{\"type\":\"MODIFIED\",\"object\":",
+            Self::Deleted => b"{\"type\":\"DELETED\",\"object\":",
+        }
+    }
+}
+
+/// All caches and the task that feeds them.
+#[derive(Debug)]
+pub struct Hub {
+    caches: BTreeMap<&'static str, Arc<WatchCache>>,
+    /// The newest revision every cache has applied.
+    applied: Arc<AtomicU64>,
+    progress: watch::Sender<Revision>,
+}
+
+/// The pause before the log is watched again after a failure.
+const REWATCH_DELAY: Duration = Duration::from_millis(100);
+
+impl Hub {
+    /// Loads every stored kind and starts to follow the log.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the first load fails.
+    pub async fn start(
+        store: Arc<dyn Store>,
+        resources: &'static [&'static Resource],
+        shutdown: CancellationToken,
+    ) -> Result<Arc<Self>, StoreError> {
+        let revision = store.revision().await?;
+        let applied = Arc::new(AtomicU64::new(revision));
+        let mut caches = BTreeMap::new();
+        for resource in resources.iter().copied().filter(|r| r.stored() && r.storage_version) {
+            let page = store.range(resource.storage_prefix, None, Some(revision), 0).await?;
+            let cache = WatchCache::new(resource, Arc::clone(&applied), revision, &page.items);
+            caches.insert(resource.storage_prefix, Arc::new(cache));
+        }
+        let (progress, _) = watch::channel(revision);
+        let hub = Arc::new(Self { caches, applied, progress });
+        let task = Arc::clone(&hub);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = task.follow(store, revision) => {}
+                () = shutdown.cancelled() => {}
+            }
+            for cache in task.caches.values() {
+                cache.close_watchers();
+            }
+        });
+        Ok(hub)
+    }
+
+    /// The cache of a kind; views share the cache of the stored kind.
+    #[must_use]
+    pub fn cache(&self, resource: &Resource) -> Option<&Arc<WatchCache>> {
+        self.caches.get(resource.storage_prefix)
+    }
+
+    /// Every cache, by storage prefix.
+    #[must_use]
+    pub fn caches(&self) -> &BTreeMap<&'static str, Arc<WatchCache>> {
+        &self.caches
+    }
+
+    /// The newest revision all caches show.
+    #[must_use]
+    pub fn revision(&self) -> Revision {
+        self.applied.load(Ordering::Acquire)
+    }
+
+    /// Waits until every cache shows `revision`; false when that took longer than `limit`.
+    pub async fn wait_for(&self, revision: Revision, limit: Duration) -> bool {
+        if self.revision() >= revision {
+            return true;
+        }
+        let mut progress = self.progress.subscribe();
+        let reached = progress.wait_for(|applied| *applied >= revision);
+        matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(_)))
+    }
+
+    async fn follow(&self, store: Arc<dyn Store>, loaded: Revision) {
+        let mut next = loaded + 1;
+        loop {
+            match store.watch(next).await {
+                Ok(mut stream) => {
+                    while let Some(batch) = stream.next().await {
+                        if let Some(last) = self.apply(&batch, next) {
+                            next = last + 1;
+                        }
+                    }
+                }
+                Err(StoreError::Closed) => return,
+                Err(error) => tracing::error!(%error, "cannot follow the store's log"),
+            }
+            tokio::time::sleep(REWATCH_DELAY).await;
+        }
+    }
+
+    fn apply(&self, batch: &[Event], next: Revision) -> Option<Revision> {
+        let mut per_cache: HashMap<&'static str, Vec<&Event>> = HashMap::new();
+        for event in batch.iter().filter(|e| e.revision >= next) {
+            if let Some(prefix) = self.prefix_of(&event.key) {
+                per_cache.entry(prefix).or_default().push(event);
+            }
+        }
+        for (prefix, events) in per_cache {
+            self.caches[prefix].apply(&events);
+        }
+        let last = batch.last()?.revision;
+        self.applied.store(last, Ordering::Release);
+        self.progress.send_replace(last);
+        Some(last)
+    }
+
+    fn prefix_of(&self, key: &str) -> Option<&'static str> {
+        let (prefix, _) = self.caches.range::<str, _>((Bound::Unbounded, Bound::Included(key))).next_back()?;
+        key.starts_with(prefix).then_some(*prefix)
+    }
+}

@@ -1,0 +1,138 @@
+//! Request and response bodies.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::Stream;
+use futures::{FutureExt, StreamExt};
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, Limited, StreamBody};
+use keelson_kinds::ApiError;
+use serde_json::Value;
+
+use crate::cache::Object;
+
+/// A body whose failure ends the connection.
+pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+/// A request body of whatever origin.
+pub type RequestBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Upstream's limit for write requests.
+pub const MAX_REQUEST_BYTES: usize = 3 << 20;
+/// Size of the pieces a list is sent in.
+const LIST_CHUNK: usize = 64 << 10;
+
+/// A whole body.
+#[must_use]
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// A body that is produced piece by piece.
+pub fn streamed(stream: impl Stream<Item = Result<Bytes, std::io::Error>> + Send + 'static) -> Body {
+    BodyExt::boxed_unsync(StreamBody::new(stream.map(|item| item.map(Frame::data))))
+}
+
+/// Reads a request body up to [`MAX_REQUEST_BYTES`].
+///
+/// # Errors
+/// 413 when it is larger, 400 when it breaks off.
+pub async fn read(body: RequestBody) -> Result<Bytes, ApiError> {
+    // Boxed, because the compiler cannot prove the unboxed future Send for every lifetime of the error type.
+    let collected: BoxFuture<'static, _> = Limited::new(body, MAX_REQUEST_BYTES).collect().boxed();
+    match collected.await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ApiError::new(
+            keelson_kinds::Reason::RequestEntityTooLarge,
+            format!("Request entity too large: limit is {MAX_REQUEST_BYTES}"),
+        )),
+        Err(error) => Err(ApiError::bad_request(format!("the request body broke off: {error}"))),
+    }
+}
+
+/// A JSON answer.
+#[must_use]
+pub fn json(status: StatusCode, bytes: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(bytes));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A JSON answer of a value.
+#[must_use]
+pub fn json_value(status: StatusCode, value: &Value) -> Response<Body> {
+    json(status, value.to_string())
+}
+
+/// A `Status` answer.
+#[must_use]
+pub fn error(error: &ApiError) -> Response<Body> {
+    let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json_value(status, &error.to_status());
+    if error.retry_after_seconds > 0 {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(error.retry_after_seconds));
+    }
+    response
+}
+
+/// Adds `Warning` headers (RFC 7234, code 299, agent `-`), as upstream does.
+pub fn add_warnings(response: &mut Response<Body>, warnings: &[String]) {
+    for warning in warnings {
+        let text: String = warning.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
+        let quoted = text.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+}
+
+/// A list answer, sent in pieces so that no second copy of all objects is made.
+#[must_use]
+pub fn list(head: String, objects: Vec<Arc<Object>>) -> Response<Body> {
+    let total: usize = objects.iter().map(|o| o.json.len() + 1).sum();
+    if total < LIST_CHUNK {
+        let mut out = Vec::with_capacity(head.len() + total + 2);
+        out.extend_from_slice(head.as_bytes());
+        append(&mut out, objects.iter(), true);
+        out.extend_from_slice(b"]}");
+        return json(StatusCode::OK, out);
+    }
+    let state = (Some(head), VecDeque::from(objects), true, false);
+    let stream = futures::stream::unfold(state, |(head, mut objects, mut first, done)| async move {
+        if done {
+            return None;
+        }
+        let mut out = Vec::with_capacity(LIST_CHUNK + (8 << 10));
+        if let Some(head) = head {
+            out.extend_from_slice(head.as_bytes());
+        }
+        while out.len() < LIST_CHUNK {
+            let Some(object) = objects.pop_front() else { break };
+            append(&mut out, std::iter::once(&object), first);
+            first = false;
+        }
+        let done = objects.is_empty();
+        if done {
+            out.extend_from_slice(b"]}");
+        }
+        Some((Ok(Bytes::from(out)), (None, objects, first, done)))
+    });
+    let mut response = Response::new(streamed(stream));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn append<'a>(out: &mut Vec<u8>, objects: impl Iterator<Item = &'a Arc<Object>>, mut first: bool) {
+    for object in objects {
+        if !first {
+            out.push(b',');
+        }
+        first = false;
+        out.extend_from_slice(&object.json);
+    }
+}

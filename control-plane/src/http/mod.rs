@@ -1,0 +1,342 @@
+//! From an HTTP request to a handler: who is it, what does it want, may it, is there room; and every failure as a `Status`.
+//!
+//! [`ApiService`] is a tower service, so the same code serves TLS connections and clients within this process. Upstream counterpart:
+//! the filter chain of `apiserver/pkg/server`.
+
+pub mod body;
+pub mod limits;
+pub mod metrics;
+pub mod negotiate;
+pub mod path;
+pub mod tls;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, header};
+use http_body_util::BodyExt;
+use keelson_kinds::{ApiError, Resource, lookup};
+use tower::Service;
+
+use crate::api;
+use crate::auth::{self, Attributes, User, authenticate};
+use crate::pki::Subject;
+use crate::server::Server;
+use body::{Body, RequestBody};
+use path::{Query, ResourcePath, Target};
+
+/// Upstream's `--request-timeout`.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Who is at the other end.
+#[derive(Debug, Clone)]
+enum Identity {
+    /// Someone on the network, perhaps with a verified client certificate.
+    Remote(Option<Subject>),
+    /// A part of this program.
+    Internal(User),
+}
+
+/// Serves requests of one connection or one internal user.
+#[derive(Debug, Clone)]
+pub struct ApiService {
+    server: Arc<Server>,
+    identity: Identity,
+}
+
+/// A request for a resource, authorized and with its body read.
+#[derive(Debug)]
+pub struct Call {
+    /// The server.
+    pub server: Arc<Server>,
+    /// Who asks.
+    pub user: User,
+    /// The kind.
+    pub res: &'static Resource,
+    /// Namespace of the URL, empty for all or none.
+    pub namespace: String,
+    /// Object name, empty for a collection.
+    pub name: String,
+    /// Subresource, empty for none.
+    pub subresource: String,
+    /// Verb.
+    pub verb: &'static str,
+    /// Query parameters.
+    pub query: Query,
+    /// Headers.
+    pub headers: HeaderMap,
+    /// Body.
+    pub body: Bytes,
+}
+
+impl Call {
+    /// A header as text, empty if absent.
+    #[must_use]
+    pub fn header(&self, name: header::HeaderName) -> &str {
+        self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
+    }
+}
+
+/// What is known of a request when it is counted.
+struct Seen {
+    verb: &'static str,
+    resource: &'static str,
+}
+
+impl ApiService {
+    /// For a part of this program, as `user`.
+    #[must_use]
+    pub fn internal(server: Arc<Server>, user: User) -> Self {
+        Self { server, identity: Identity::Internal(user) }
+    }
+
+    /// For a connection, with the subject of its verified client certificate.
+    #[must_use]
+    pub fn remote(server: Arc<Server>, subject: Option<Subject>) -> Self {
+        Self { server, identity: Identity::Remote(subject) }
+    }
+
+    /// Answers one request.
+    pub async fn handle(&self, request: Request<RequestBody>) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        let mut seen = Seen { verb: "", resource: "" };
+        let response = match self.route(&parts, body, &mut seen).await {
+            Ok(response) => response,
+            Err(error) => body::error(&error),
+        };
+        self.server.metrics.count(seen.verb, seen.resource, response.status().as_u16());
+        response
+    }
+
+    async fn route(&self, parts: &Parts, body: RequestBody, seen: &mut Seen) -> Result<Response<Body>, ApiError> {
+        let query = Query::parse(parts.uri.query().unwrap_or_default());
+        match path::parse(parts.uri.path()) {
+            Target::Plain => {
+                seen.verb = plain_verb(&parts.method);
+                let user = self.authenticate(&parts.headers)?;
+                let path = parts.uri.path();
+                if !api::raw::is_public(path) {
+                    let user = user.ok_or_else(ApiError::unauthorized)?;
+                    let attributes =
+                        Attributes { verb: seen.verb.to_owned(), path: path.to_owned(), ..Attributes::default() };
+                    self.authorize(&user, &attributes, None)?;
+                }
+                if !matches!(parts.method, Method::GET | Method::HEAD) {
+                    return Err(ApiError::no_such_resource());
+                }
+                api::raw::answer(&self.server, path, &query, &parts.headers)
+            }
+            Target::Resource(path) => {
+                let user = self.authenticate(&parts.headers)?.ok_or_else(ApiError::unauthorized)?;
+                let (call, long) = self.admit(path, parts, query, user, seen)?;
+                self.run(call, long, body).await
+            }
+        }
+    }
+
+    async fn run(&self, mut call: Call, long: bool, body: RequestBody) -> Result<Response<Body>, ApiError> {
+        let writes = !matches!(call.verb, "get" | "list" | "watch");
+        let exempt = long || call.user.in_group(auth::MASTERS);
+        let _place = if exempt { None } else { Some(self.server.in_flight.enter(writes)?) };
+        let work = async {
+            if writes {
+                call.body = body::read(body).await?;
+            }
+            api::dispatch(call).await
+        };
+        if long {
+            return work.await;
+        }
+        tokio::time::timeout(REQUEST_TIMEOUT, work)
+            .await
+            .unwrap_or_else(|_| Err(ApiError::timeout("request did not complete within the allotted timeout", 0)))
+    }
+
+    fn admit(
+        &self,
+        path: ResourcePath,
+        parts: &Parts,
+        query: Query,
+        user: User,
+        seen: &mut Seen,
+    ) -> Result<(Call, bool), ApiError> {
+        let res = lookup(&path.group, &path.version, &path.resource).ok_or_else(ApiError::no_such_resource)?;
+        seen.resource = res.plural;
+        let named = path.name.is_some();
+        let verb = match (&parts.method, named) {
+            (&Method::GET | &Method::HEAD, true) => "get",
+            (&Method::GET | &Method::HEAD, false) if query.flag("watch") => "watch",
+            (&Method::GET | &Method::HEAD, false) => "list",
+            (&Method::POST, _) => "create",
+            (&Method::PUT, _) => "update",
+            (&Method::PATCH, _) => "patch",
+            (&Method::DELETE, true) => "delete",
+            (&Method::DELETE, false) => "deletecollection",
+            _ => return Err(ApiError::method_not_allowed(res, parts.method.as_str())),
+        };
+        seen.verb = verb;
+        if path.namespace.is_some() && !res.namespaced() {
+            // A cluster-scoped kind under a namespace's URL would slip past that namespace's rules.
+            return Err(ApiError::no_such_resource());
+        }
+        let namespace = path.namespace.unwrap_or_default();
+        let name = path.name.unwrap_or_default();
+        let subresource = path.subresource.unwrap_or_default();
+        if res.namespaced() && namespace.is_empty() && !matches!(verb, "list" | "watch") && res.stored() {
+            return Err(ApiError::method_not_allowed(res, verb));
+        }
+        let attributes = Attributes {
+            verb: verb.to_owned(),
+            group: path.group,
+            version: path.version,
+            resource: res.plural.to_owned(),
+            subresource: subresource.clone(),
+            namespace: if res.plural == "namespaces" && named { name.clone() } else { namespace.clone() },
+            name: if named { name.clone() } else { selected_name(&query) },
+            path: String::new(),
+        };
+        let user = self.impersonate(user, &parts.headers)?;
+        self.authorize(&user, &attributes, Some(res))?;
+        api::check_served(res, verb, named, &subresource)?;
+        let long = verb == "watch" || subresource == "log";
+        let call = Call {
+            server: Arc::clone(&self.server),
+            user,
+            res,
+            namespace,
+            name,
+            subresource,
+            verb,
+            query,
+            headers: parts.headers.clone(),
+            body: Bytes::new(),
+        };
+        Ok((call, long))
+    }
+
+    /// The user, `None` for someone who showed nothing.
+    fn authenticate(&self, headers: &HeaderMap) -> Result<Option<User>, ApiError> {
+        let subject = match &self.identity {
+            Identity::Internal(user) => return Ok(Some(user.clone())),
+            Identity::Remote(subject) => subject,
+        };
+        if let Some(subject) = subject {
+            return Ok(Some(authenticate::certificate_user(subject)));
+        }
+        let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
+        let token = value
+            .to_str()
+            .ok()
+            .and_then(|v| v.split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let Some((_, token)) = token else { return Err(ApiError::unauthorized()) };
+        let now = jiff::Timestamp::now().as_second();
+        match authenticate::token_user(&self.server.tokens, &self.server.hub, token.trim(), &[], now) {
+            Ok((user, _)) => Ok(Some(user)),
+            Err(error) => {
+                tracing::debug!(%error, "a bearer token was refused");
+                Err(ApiError::unauthorized())
+            }
+        }
+    }
+
+    /// `Impersonate-User` and `-Group`, each of which must be allowed.
+    fn impersonate(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
+        let texts = |name: &str| -> Vec<String> {
+            headers.get_all(name).iter().filter_map(|v| v.to_str().ok().map(str::to_owned)).collect()
+        };
+        let (names, groups) = (texts("impersonate-user"), texts("impersonate-group"));
+        let Some(name) = names.into_iter().next() else {
+            if groups.is_empty() {
+                return Ok(user);
+            }
+            return Err(ApiError::bad_request("requested groups without impersonating a user"));
+        };
+        let allowed = |resource: &str, name: &str, namespace: &str| {
+            let attributes = Attributes {
+                verb: "impersonate".into(),
+                resource: resource.into(),
+                namespace: namespace.into(),
+                name: name.into(),
+                ..Attributes::default()
+            };
+            self.authorize(&user, &attributes, None)
+        };
+        match name.strip_prefix("system:serviceaccount:").and_then(|r| r.split_once(':')) {
+            Some((namespace, account)) => allowed("serviceaccounts", account, namespace)?,
+            None => allowed("users", &name, "")?,
+        }
+        for group in &groups {
+            allowed("groups", group, "")?;
+        }
+        let mut groups = groups;
+        if let Some((namespace, _)) = name.strip_prefix("system:serviceaccount:").and_then(|r| r.split_once(':'))
+            && groups.is_empty()
+        {
+            groups = vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")];
+        }
+        let group = if name == "system:anonymous" { auth::UNAUTHENTICATED } else { auth::AUTHENTICATED };
+        if !groups.iter().any(|g| g == group) {
+            groups.push(group.to_owned());
+        }
+        Ok(User { name, groups, ..User::default() })
+    }
+
+    fn authorize(&self, user: &User, attributes: &Attributes, res: Option<&Resource>) -> Result<(), ApiError> {
+        let decision = api::review::decide(&self.server, user, attributes);
+        if decision.allowed {
+            return Ok(());
+        }
+        let why = auth::refusal(user, attributes);
+        Err(match res {
+            Some(res) => ApiError::forbidden(res, &attributes.name, &why),
+            None => ApiError::new(keelson_kinds::Reason::Forbidden, format!("forbidden: {why}")),
+        })
+    }
+}
+
+/// A list or watch of one object by name counts as a request for that name.
+fn selected_name(query: &Query) -> String {
+    kube_common::selector::FieldSelector::parse(query.get("fieldSelector"))
+        .ok()
+        .and_then(|selector| selector.exact("metadata.name").map(str::to_owned))
+        .unwrap_or_default()
+}
+
+fn plain_verb(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "get",
+        Method::HEAD => "head",
+        Method::POST => "post",
+        Method::PUT => "put",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "options",
+    }
+}
+
+impl<B> Service<Request<B>> for ApiService
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let service = self.clone();
+        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        async move { Ok(service.handle(request).await) }.boxed()
+    }
+}

@@ -1,0 +1,150 @@
+//! The listener: TLS by rustls, client certificates optional, HTTP/1.1 and HTTP/2 by ALPN, connections drained at the end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::ApiService;
+use crate::pki::{self, Pki};
+use crate::server::Server;
+
+/// A peer that has not finished its TLS handshake by then is cut off.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client that has not sent its request head by then is cut off.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Streams of one HTTP/2 connection; upstream's limit, so that client-go's watches share one.
+const MAX_STREAMS: u32 = 250;
+/// Idle HTTP/2 connections are probed, so that dead peers do not hold watches for ever.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// How long requests under way may take after the order to stop.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Pause after `accept` failed, for instance without file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why the listener could not start. Not retryable without a change.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The port.
+    #[error("cannot listen on {address}: {source}; is another control plane running, or another program on this port?")]
+    Bind {
+        /// Address and port.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The certificate.
+    #[error("the serving certificate is unusable: {0}; delete apiserver.crt and apiserver.key to have new ones made")]
+    Certificate(String),
+}
+
+/// A bound listener.
+pub struct Listener {
+    socket: TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+impl Listener {
+    /// Binds, before anything else is started: a busy port is said at once.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub async fn bind(address: SocketAddr, pki: &Pki) -> Result<Self, ListenError> {
+        let socket = TcpListener::bind(address).await.map_err(|source| ListenError::Bind { address, source })?;
+        Ok(Self { socket, acceptor: TlsAcceptor::from(Arc::new(tls_config(pki)?)) })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Serves until `shutdown`, then drains.
+    pub async fn serve(self, server: Arc<Server>, shutdown: CancellationToken) {
+        let tracker = TaskTracker::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.socket.accept() => accepted,
+                () = shutdown.cancelled() => break,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let connection =
+                        serve_connection(stream, self.acceptor.clone(), Arc::clone(&server), shutdown.clone());
+                    tracker.spawn(connection);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(self.socket);
+        tracker.close();
+        let _ = tokio::time::timeout(DRAIN, tracker.wait()).await;
+    }
+}
+
+fn tls_config(pki: &Pki) -> Result<ServerConfig, ListenError> {
+    let fail = |e: &dyn std::fmt::Display| ListenError::Certificate(e.to_string());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    let ca = CertificateDer::from_pem_slice(pki.authority.cert_pem().as_bytes()).map_err(|e| fail(&e))?;
+    roots.add(ca).map_err(|e| fail(&e))?;
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+        .allow_unauthenticated()
+        .build()
+        .map_err(|e| fail(&e))?;
+    let (chain, key) = pki::rustls_pair(&pki.serving).map_err(|e| fail(&e))?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| fail(&e))?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)
+        .map_err(|e| fail(&e))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+async fn serve_connection(stream: TcpStream, acceptor: TlsAcceptor, server: Arc<Server>, shutdown: CancellationToken) {
+    // Watch events are small and must not wait for one another.
+    let _ = stream.set_nodelay(true);
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await else { return };
+    let certificates = stream.get_ref().1.peer_certificates();
+    let subject = certificates.and_then(|chain| pki::subject(chain.first()?));
+    let service = TowerToHyperService::new(ApiService::remote(server, subject));
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.as_mut().await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection broke off");
+    }
+}

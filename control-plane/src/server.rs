@@ -1,0 +1,221 @@
+//! The API server's parts, and the few operations on stored objects that all handlers share.
+//!
+//! A change is read from the cache, computed, and written with a compare-and-swap on the revision it was read at; a conflict waits for the
+//! cache to catch up and computes again. Upstream counterpart: `GuaranteedUpdate` of `apiserver/pkg/storage`.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ipnet::IpNet;
+use keelson_kinds::{ApiError, Reason, Resource};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::auth::rbac::Rbac;
+use crate::cache::{self, Hub, WatchCache};
+use crate::http::limits::InFlight;
+use crate::http::metrics::Metrics;
+use crate::kubelet::KubeletClient;
+use crate::pki::token::TokenKeys;
+use crate::services::Allocator;
+use crate::store::{Expect, Op, Revision, Store, StoreError, Txn, TxnOutcome};
+
+/// How long a handler waits for the caches to show its own write.
+const CATCH_UP: Duration = Duration::from_secs(10);
+/// Conflicts in a row after which a change is given up.
+const MAX_CONFLICTS: usize = 64;
+
+/// What the server needs to know about its cluster.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Address other machines reach this server at.
+    pub advertise_address: IpAddr,
+    /// Port it serves at.
+    pub secure_port: u16,
+    /// Range of service addresses.
+    pub service_cidr: IpNet,
+    /// First and last node port.
+    pub node_ports: (u16, u16),
+    /// DNS domain.
+    pub cluster_domain: String,
+}
+
+/// Everything a request may need.
+pub struct Server {
+    /// Configuration.
+    pub config: Config,
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// The caches.
+    pub hub: Arc<Hub>,
+    /// Service account tokens.
+    pub tokens: TokenKeys,
+    /// RBAC.
+    pub rbac: Rbac,
+    /// Service addresses and node ports.
+    pub allocator: Allocator,
+    /// In-flight limits.
+    pub in_flight: InFlight,
+    /// Health and metrics.
+    pub metrics: Metrics,
+    /// Client for agents, absent in tests without a PKI.
+    pub kubelet: Option<KubeletClient>,
+    /// Ends long-running requests.
+    pub shutdown: CancellationToken,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// What a change does to an object.
+#[derive(Debug)]
+pub enum Change {
+    /// Store this instead.
+    Put(Value),
+    /// Remove it; this is its last state.
+    Remove(Value),
+    /// Leave it as it is.
+    Keep,
+}
+
+/// How a change ended.
+#[derive(Debug)]
+pub struct Changed {
+    /// The object as it is now, or was last; encoded, with its resourceVersion.
+    pub json: Bytes,
+    /// Whether it is gone.
+    pub removed: bool,
+}
+
+/// A store failure as clients see it.
+#[must_use]
+pub fn store_error(error: StoreError) -> ApiError {
+    match error {
+        StoreError::TooLarge { size, limit, .. } => ApiError::new(
+            Reason::RequestEntityTooLarge,
+            format!("the object has {size} bytes when stored, the limit is {limit}"),
+        ),
+        StoreError::Compacted { .. } => ApiError::new(
+            Reason::Expired,
+            "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.",
+        ),
+        StoreError::Future { wanted, newest } => too_large_version(wanted, newest),
+        StoreError::Closed => ApiError::new(Reason::ServiceUnavailable, "the server is shutting down"),
+        error => {
+            tracing::error!(%error, "the store failed");
+            ApiError::internal(error)
+        }
+    }
+}
+
+/// 504 for a resourceVersion of the future, with the cause that client-go looks for.
+#[must_use]
+pub fn too_large_version(wanted: Revision, newest: Revision) -> ApiError {
+    let mut error = ApiError::timeout(format!("Too large resource version: {wanted}, current: {newest}"), 1);
+    error.causes.push(keelson_kinds::Cause {
+        reason: "ResourceVersionTooLarge".to_owned(),
+        message: "Too large resource version".to_owned(),
+        field: String::new(),
+    });
+    error
+}
+
+impl Server {
+    /// The cache of a stored kind.
+    ///
+    /// # Errors
+    /// 404 for kinds that are not stored.
+    pub fn cache(&self, res: &Resource) -> Result<&Arc<WatchCache>, ApiError> {
+        self.hub.cache(res).ok_or_else(ApiError::no_such_resource)
+    }
+
+    /// One object, parsed.
+    #[must_use]
+    pub fn get(&self, res: &Resource, namespace: &str, name: &str) -> Option<Value> {
+        self.hub.cache(res)?.get(&res.key(namespace, name)).map(|object| object.value())
+    }
+
+    async fn catch_up(&self, revision: Revision) -> Result<(), ApiError> {
+        if self.hub.wait_for(revision, CATCH_UP).await {
+            Ok(())
+        } else {
+            Err(ApiError::timeout(format!("the caches did not reach revision {revision}"), 1))
+        }
+    }
+
+    /// Stores a new object; `None` when the name is taken.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn insert(
+        &self,
+        res: &Resource,
+        namespace: &str,
+        name: &str,
+        object: &Value,
+    ) -> Result<Option<Bytes>, ApiError> {
+        let key: Arc<str> = res.key(namespace, name).into();
+        let value = cache::encode(object);
+        let txn =
+            Txn { expect: vec![(Arc::clone(&key), Expect::Absent)], ops: vec![Op::Put { key, value: value.clone() }] };
+        match self.store.txn(txn).await.map_err(store_error)? {
+            TxnOutcome::Committed(revision) => {
+                self.catch_up(revision).await?;
+                Ok(Some(cache::with_revision(&value, revision)))
+            }
+            TxnOutcome::Conflict { .. } => Ok(None),
+        }
+    }
+
+    /// Changes a stored object; `change` runs again on the newer object after a conflict.
+    ///
+    /// # Errors
+    /// 404 when it does not exist, what `change` answers, 409 after too many conflicts, what the store says.
+    pub async fn change(
+        &self,
+        res: &Resource,
+        namespace: &str,
+        name: &str,
+        mut change: impl FnMut(&Value) -> Result<Change, ApiError> + Send,
+    ) -> Result<Changed, ApiError> {
+        let key: Arc<str> = res.key(namespace, name).into();
+        let cache = self.cache(res)?;
+        for _ in 0..MAX_CONFLICTS {
+            let object = cache.get(&key).ok_or_else(|| ApiError::not_found(res, name))?;
+            let current = object.value();
+            let (op, kept) = match change(&current)? {
+                Change::Keep => return Ok(Changed { json: object.json.clone(), removed: false }),
+                Change::Put(new) => {
+                    let value = cache::encode(&new);
+                    if value == cache::encode(&current) {
+                        return Ok(Changed { json: object.json.clone(), removed: false });
+                    }
+                    (Op::Put { key: Arc::clone(&key), value: value.clone() }, Some(value))
+                }
+                Change::Remove(last) => (Op::Delete { key: Arc::clone(&key) }, Some(cache::encode(&last))),
+            };
+            let removed = matches!(op, Op::Delete { .. });
+            let txn = Txn { expect: vec![(Arc::clone(&key), Expect::ModRevision(object.revision))], ops: vec![op] };
+            match self.store.txn(txn).await.map_err(store_error)? {
+                TxnOutcome::Committed(revision) => {
+                    self.catch_up(revision).await?;
+                    let json = kept.map(|value| cache::with_revision(&value, revision)).unwrap_or_default();
+                    return Ok(Changed { json, removed });
+                }
+                TxnOutcome::Conflict { mod_revision, .. } => {
+                    let newest = match mod_revision {
+                        Some(revision) => revision,
+                        None => self.store.revision().await.map_err(store_error)?,
+                    };
+                    self.catch_up(newest).await?;
+                }
+            }
+        }
+        Err(ApiError::modified(res, name))
+    }
+}

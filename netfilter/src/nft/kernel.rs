@@ -1,0 +1,295 @@
+//! The kernel behind [`Nft`]: one blocking netlink socket.
+//!
+//! A transaction is one `sendmsg`; the kernel works it off before the call returns, so all its
+//! answers (errors only: no message asks for an acknowledgement) are in the receive queue then.
+//! An interrupted dump (`NLM_F_DUMP_INTR`, `EINTR`) is repeated; `ENOBUFS` becomes
+//! [`NftError::Overrun`].
+
+use std::io;
+use std::time::Duration;
+
+use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::{Batch, ElementRef, Family, Nft, NftError, TableNames};
+use crate::uapi::*;
+use crate::wire::{Attrs, Message, Messages, Writer, text};
+
+/// Large enough for a dump page (the kernel sizes them by the largest read seen, up to 32 KiB)
+/// and for the errors of a transaction.
+const RECV_BYTES: usize = 64 * 1024;
+/// No answer for this long means none will come.
+const RECV_TIMEOUT: Duration = Duration::from_secs(20);
+/// A dump that is interrupted this often gives way.
+const DUMP_ATTEMPTS: u32 = 10;
+
+/// nf_tables of the network namespace in which this was opened.
+pub struct KernelNft {
+    socket: Socket,
+    port: u32,
+    seq: u32,
+    send_buffer: usize,
+    recv: Vec<u8>,
+}
+
+impl KernelNft {
+    /// Opens a socket in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`NftError::Open`].
+    pub fn open() -> Result<Self, NftError> {
+        let open = || -> io::Result<(Socket, u32)> {
+            let mut socket = Socket::new(NETLINK_NETFILTER)?;
+            let port = socket.bind_auto()?.port_number();
+            // Old kernels do not know these; without them errors only carry less text.
+            let _ = socket.set_ext_ack(true);
+            let _ = socket.set_cap_ack(true);
+            setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(RECV_TIMEOUT.as_secs() as i64))?;
+            // As root the limit of net.core.rmem_max does not hold.
+            if setsockopt(&socket, sockopt::RcvBufForce, &(1 << 20)).is_err() {
+                let _ = setsockopt(&socket, sockopt::RcvBuf, &(1 << 20));
+            }
+            Ok((socket, port))
+        };
+        let (socket, port) = open().map_err(|source| NftError::Open { source })?;
+        Ok(Self { socket, port, seq: 0, send_buffer: 0, recv: Vec::with_capacity(RECV_BYTES) })
+    }
+
+    /// This socket's netlink port, by which announcements name the sender of a transaction.
+    #[must_use]
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    fn receive(&mut self, flags: i32) -> io::Result<()> {
+        loop {
+            self.recv.clear();
+            match self.socket.recv(&mut self.recv, flags) {
+                Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+                other => return other.map(|_| ()),
+            }
+        }
+    }
+
+    fn reserve_send(&mut self, bytes: usize) {
+        // The kernel charges the buffer for its own bookkeeping as well, and doubles what is asked.
+        let wanted = bytes + bytes / 4 + 4096;
+        if wanted > self.send_buffer {
+            if setsockopt(&self.socket, sockopt::SndBufForce, &wanted).is_err() {
+                let _ = setsockopt(&self.socket, sockopt::SndBuf, &wanted);
+            }
+            self.send_buffer = wanted;
+        }
+    }
+
+    /// One request, answered by several messages up to `DONE` or an error. `Ok(false)`: interrupted.
+    fn dump_once(&mut self, request: &Writer, seq: u32, each: &mut dyn FnMut(Message<'_>)) -> Result<Dump, NftError> {
+        self.socket.send(request.as_bytes(), 0).map_err(|source| NftError::Send { bytes: request.len(), source })?;
+        let mut interrupted = false;
+        loop {
+            match self.receive(0) {
+                Ok(()) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => return Err(NftError::Overrun),
+                Err(source) => return Err(NftError::Receive { source }),
+            }
+            for message in Messages(&self.recv) {
+                if message.seq != seq {
+                    continue;
+                }
+                interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+                match message.kind {
+                    NLMSG_DONE if interrupted => return Ok(Dump::Interrupted),
+                    NLMSG_DONE => return Ok(Dump::Complete),
+                    NLMSG_ERROR => {
+                        let Some((errno, detail)) = parse_error(message) else {
+                            return Ok(Dump::Complete);
+                        };
+                        return match errno {
+                            libc::ENOENT => Ok(Dump::Missing),
+                            libc::EINTR | libc::EAGAIN => Ok(Dump::Interrupted),
+                            _ => Err(NftError::Refused {
+                                what: "listing".to_owned(),
+                                source: io::Error::from_raw_os_error(errno),
+                                detail,
+                            }),
+                        };
+                    }
+                    _ => each(message),
+                }
+            }
+        }
+    }
+
+    fn request(&mut self, kind: u16, flags: u16, family: Family, write: impl FnOnce(&mut Writer)) -> (Writer, u32) {
+        self.seq += 1;
+        let mut w = Writer::new();
+        let m = w.begin((NFNL_SUBSYS_NFTABLES << 8) | kind, NLM_F_REQUEST | flags, self.seq, family as u8, 0);
+        write(&mut w);
+        w.end(m);
+        (w, self.seq)
+    }
+
+    fn names_once(&mut self, family: Family, table: &str) -> Result<(Dump, TableNames), NftError> {
+        let mut names = TableNames::default();
+        let ours = |m: &Message<'_>| m.attrs().str(1) == Some(table);
+        for kind in [NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFT_MSG_GETSET] {
+            let (request, seq) = self.request(kind, NLM_F_DUMP, family, |w| {
+                // Only rules can be filtered by table in a dump; for the others the kernel ignores it.
+                w.attr_str(1, table);
+            });
+            let outcome = self.dump_once(&request, seq, &mut |m| {
+                if !ours(&m) {
+                    return;
+                }
+                let attrs = m.attrs();
+                match kind {
+                    NFT_MSG_GETCHAIN => {
+                        if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
+                            names.chains.insert(name.to_owned(), 0);
+                        }
+                    }
+                    NFT_MSG_GETRULE => {
+                        if let Some(rules) = attrs.str(NFTA_RULE_CHAIN).and_then(|c| names.chains.get_mut(c)) {
+                            *rules += 1;
+                        }
+                    }
+                    _ => {
+                        if attrs.u32(NFTA_SET_FLAGS).unwrap_or(0) & NFT_SET_ANONYMOUS == 0
+                            && let Some(name) = attrs.str(NFTA_SET_NAME)
+                        {
+                            names.sets.push(name.to_owned());
+                        }
+                    }
+                }
+            })?;
+            if outcome == Dump::Interrupted {
+                return Ok((outcome, names));
+            }
+        }
+        Ok((Dump::Complete, names))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dump {
+    Complete,
+    Interrupted,
+    Missing,
+}
+
+/// The error number and the kernel's text of an `NLMSG_ERROR`; none for an acknowledgement.
+fn parse_error(message: Message<'_>) -> Option<(i32, Option<String>)> {
+    let payload = message.payload;
+    let code = i32::from_ne_bytes(payload.get(..4)?.try_into().ok()?);
+    if code == 0 {
+        return None;
+    }
+    let detail = (message.flags & NLM_F_ACK_TLVS != 0).then(|| {
+        let original = payload.get(4..8).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes) as usize;
+        let skip = if message.flags & NLM_F_CAPPED != 0 { NLMSG_HDR_LEN } else { original.next_multiple_of(4) };
+        Attrs(payload.get(4 + skip..).unwrap_or(&[])).get(NLMSGERR_ATTR_MSG).and_then(text).map(str::to_owned)
+    });
+    Some((-code, detail.flatten()))
+}
+
+impl Nft for KernelNft {
+    fn commit(&mut self, batch: &mut Batch) -> Result<(), NftError> {
+        if batch.is_empty() {
+            batch.reset();
+            return Ok(());
+        }
+        let bytes = batch.finish().len();
+        self.reserve_send(bytes);
+        loop {
+            match self.socket.send(batch.finished(), 0) {
+                Ok(_) => break,
+                Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+                Err(source) => return Err(NftError::Send { bytes, source }),
+            }
+        }
+        let mut first: Option<NftError> = None;
+        loop {
+            match self.receive(libc::MSG_DONTWAIT) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                    return Err(first.unwrap_or(NftError::Overrun));
+                }
+                Err(source) => return Err(NftError::Receive { source }),
+            }
+            for message in Messages(&self.recv) {
+                if message.kind == NLMSG_ERROR
+                    && first.is_none()
+                    && let Some((errno, detail)) = parse_error(message)
+                {
+                    first = Some(NftError::Refused {
+                        what: batch.describe(message.seq),
+                        source: io::Error::from_raw_os_error(errno),
+                        detail,
+                    });
+                }
+            }
+        }
+        match first {
+            Some(error) => Err(error),
+            None => {
+                batch.reset();
+                Ok(())
+            }
+        }
+    }
+
+    fn names(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError> {
+        for _ in 0..DUMP_ATTEMPTS {
+            let (request, seq) = self.request(NFT_MSG_GETTABLE, NLM_F_DUMP, family, |_| {});
+            let mut found = false;
+            let outcome = self.dump_once(&request, seq, &mut |m| {
+                found |= m.family() == family as u8 && m.attrs().str(NFTA_TABLE_NAME) == Some(table);
+            })?;
+            if outcome == Dump::Interrupted {
+                continue;
+            }
+            if !found {
+                return Ok(None);
+            }
+            if let (Dump::Complete, names) = self.names_once(family, table)? {
+                return Ok(Some(names));
+            }
+        }
+        Err(NftError::Interrupted { table: table.to_owned(), attempts: DUMP_ATTEMPTS })
+    }
+
+    fn elements(
+        &mut self,
+        family: Family,
+        table: &str,
+        set: &str,
+        each: &mut dyn FnMut(ElementRef<'_>),
+    ) -> Result<(), NftError> {
+        let (request, seq) = self.request(NFT_MSG_GETSETELEM, NLM_F_DUMP, family, |w| {
+            w.attr_str(NFTA_SET_ELEM_LIST_TABLE, table);
+            w.attr_str(NFTA_SET_ELEM_LIST_SET, set);
+        });
+        let outcome = self.dump_once(&request, seq, &mut |m| {
+            for (_, element) in m.attrs().nested(NFTA_SET_ELEM_LIST_ELEMENTS) {
+                if let Some(element) = ElementRef::parse(element) {
+                    each(element);
+                }
+            }
+        })?;
+        match outcome {
+            Dump::Interrupted => Err(NftError::Interrupted { table: table.to_owned(), attempts: 1 }),
+            Dump::Complete | Dump::Missing => Ok(()),
+        }
+    }
+
+    fn generation(&mut self) -> Result<u32, NftError> {
+        let (request, seq) = self.request(NFT_MSG_GETGEN, NLM_F_ACK, Family::Ipv4, |_| {});
+        let mut generation = 0;
+        self.dump_once(&request, seq, &mut |m| {
+            generation = m.attrs().u32(NFTA_GEN_ID).unwrap_or(generation);
+        })?;
+        Ok(generation)
+    }
+}

@@ -1,0 +1,127 @@
+//! nf_tables over netlink: transactions, listing, and the seam behind which the kernel or a fake
+//! stands.
+//!
+//! A transaction is a [`Batch`] of encoded bytes; [`Nft::commit`] applies it whole or not at all.
+//! Listing goes by set, calling back for each element, so that a large map is never held twice.
+
+mod batch;
+mod expr;
+mod fake;
+mod kernel;
+mod monitor;
+mod set;
+
+pub use batch::{BaseChain, Batch, ElementData, ElementRef, Family, Hook, MAX_BATCH_BYTES, OwnedData};
+pub use expr::{Base, Cmp, Ct, Expr, Meta, Reg, Reject, Verdict};
+pub use fake::{FakeNft, FakeTable};
+pub use kernel::KernelNft;
+pub use monitor::{Change, Monitor};
+pub use set::{Dynamic, Field, Maps, SetDecl};
+
+use std::collections::BTreeMap;
+use std::io;
+
+/// Why talking to nf_tables failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NftError {
+    /// No netlink socket could be had.
+    #[error("opening a netfilter netlink socket: {source}; nf_tables needs root (CAP_NET_ADMIN)")]
+    Open {
+        /// The cause.
+        source: io::Error,
+    },
+    /// The kernel did not take the message.
+    #[error("sending {bytes} bytes to nf_tables: {source}")]
+    Send {
+        /// Size of the transaction.
+        bytes: usize,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The kernel's answer could not be read.
+    #[error("reading the answer of nf_tables: {source}")]
+    Receive {
+        /// The cause.
+        source: io::Error,
+    },
+    /// More answers than the socket's buffer holds: what was applied is not known.
+    #[error("the kernel's answers overran the socket buffer (ENOBUFS); the table must be listed again")]
+    Overrun,
+    /// The kernel refused the transaction; nothing of it was applied.
+    #[error("nf_tables refused the transaction while {what}: {source}{}", detail.as_deref().map(|d| format!(" ({d})")).unwrap_or_default())]
+    Refused {
+        /// The message at fault, in words.
+        what: String,
+        /// The kernel's error number.
+        source: io::Error,
+        /// The kernel's own text, where it gave one.
+        detail: Option<String>,
+    },
+    /// A list changed under the dump too often.
+    #[error("table {table} changed while it was listed, {attempts} times in a row")]
+    Interrupted {
+        /// The table.
+        table: String,
+        /// Number of attempts.
+        attempts: u32,
+    },
+}
+
+impl NftError {
+    /// Whether listing the table and trying again can help.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        !matches!(self, Self::Open { .. })
+    }
+
+    /// The kernel's error number, if it refused.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Refused { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
+/// Names of what a table holds: chains with their number of rules, and sets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TableNames {
+    /// Chains by name, with the number of rules.
+    pub chains: BTreeMap<String, usize>,
+    /// Named sets and maps; anonymous ones are left out.
+    pub sets: Vec<String>,
+}
+
+/// What the dataplane needs of nf_tables.
+pub trait Nft: Send {
+    /// Applies a transaction whole or not at all, and resets the batch on success.
+    ///
+    /// # Errors
+    /// See [`NftError`].
+    fn commit(&mut self, batch: &mut Batch) -> Result<(), NftError>;
+
+    /// Names in a table; none if there is no such table.
+    ///
+    /// # Errors
+    /// See [`NftError`].
+    fn names(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError>;
+
+    /// Calls back for each element of a set. After [`NftError::Interrupted`] what was seen is void.
+    ///
+    /// # Errors
+    /// See [`NftError`].
+    fn elements(
+        &mut self,
+        family: Family,
+        table: &str,
+        set: &str,
+        each: &mut dyn FnMut(ElementRef<'_>),
+    ) -> Result<(), NftError>;
+
+    /// The generation of the rule set: it grows by one with each transaction of anyone.
+    ///
+    /// # Errors
+    /// See [`NftError`].
+    fn generation(&mut self) -> Result<u32, NftError>;
+}

@@ -1,0 +1,98 @@
+//! Notices when somebody else changes a table: a socket in the `NFNLGRP_NFTABLES` group.
+//!
+//! The kernel announces the objects of a transaction first and ends with one `NEWGEN` that names
+//! the sender. A transaction counts as foreign when its netlink port is not one of ours (a process
+//! number would not do: the kernel reports it as seen from the initial PID namespace). `ENOBUFS`
+//! (announcements lost) counts as a foreign change: the reader then lists the table.
+
+use std::io;
+
+use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_NETFILTER};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::{Family, NftError};
+use crate::uapi::*;
+use crate::wire::Messages;
+
+/// What was noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Another process changed something in the table.
+    Foreign {
+        /// That process.
+        pid: u32,
+    },
+    /// Announcements were lost.
+    Lost,
+}
+
+/// A subscription to changes of one table name (in all families).
+pub struct Monitor {
+    socket: TokioSocket,
+    table: String,
+    own_port: u32,
+    touched: bool,
+    buf: Vec<u8>,
+}
+
+impl Monitor {
+    /// Subscribes in the calling thread's network namespace; changes sent by `own_port` (see
+    /// [`super::KernelNft::port`]) are not reported. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`NftError::Open`].
+    pub fn open(table: &str, own_port: u32) -> Result<Self, NftError> {
+        let open = || -> io::Result<TokioSocket> {
+            let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
+            socket.socket_mut().bind_auto()?;
+            let _ = setsockopt(socket.socket_ref(), sockopt::RcvBufForce, &(4 << 20));
+            socket.socket_mut().add_membership(NFNLGRP_NFTABLES)?;
+            Ok(socket)
+        };
+        let socket = open().map_err(|source| NftError::Open { source })?;
+        Ok(Self { socket, table: table.to_owned(), own_port, touched: false, buf: Vec::with_capacity(64 * 1024) })
+    }
+
+    /// Waits for the next foreign change of the table.
+    ///
+    /// # Errors
+    /// [`NftError::Receive`] when the socket breaks.
+    pub async fn next(&mut self) -> Result<Change, NftError> {
+        loop {
+            self.buf.clear();
+            match self.socket.recv(&mut self.buf).await {
+                Ok(()) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                    self.touched = false;
+                    return Ok(Change::Lost);
+                }
+                Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
+                Err(source) => return Err(NftError::Receive { source }),
+            }
+            if let Some(pid) = foreign(&self.buf, &self.table, self.own_port, &mut self.touched) {
+                return Ok(Change::Foreign { pid });
+            }
+        }
+    }
+}
+
+/// Works through announcements; `touched` carries over when a transaction spans several reads.
+fn foreign(buf: &[u8], table: &str, own_port: u32, touched: &mut bool) -> Option<u32> {
+    let mut found = None;
+    for message in Messages(buf) {
+        if message.kind >> 8 != NFNL_SUBSYS_NFTABLES {
+            continue;
+        }
+        if message.kind & 0xff == NFT_MSG_NEWGEN {
+            let pid = message.attrs().u32(NFTA_GEN_PROC_PID).unwrap_or(0);
+            if std::mem::take(touched) && message.port != own_port {
+                found = Some(pid);
+            }
+        } else if [Family::Ipv4 as u8, Family::Ipv6 as u8].contains(&message.family())
+            && message.attrs().str(1) == Some(table)
+        {
+            *touched = true;
+        }
+    }
+    found
+}

@@ -1,0 +1,65 @@
+# The stages of `./dev test`; sourced by it. Each stage is counted as one, and the tests inside by their own summaries.
+# shellcheck shell=sh
+
+STAGES="fmt clippy unit lab node network cluster restart bad-input"
+
+# Runs one stage and keeps its output for the count of tests.
+stage() {
+    begun=$(date +%s)
+    echo "=== $1"
+    status=0
+    { "run_$2" 2>&1 || echo "stage $1 failed" >"$work/failed"; } | tee "$work/output"
+    [ -e "$work/failed" ] && { status=1; rm -f "$work/failed"; }
+    # cargo and our suites end with the same line: test result: ok. 5 passed; 0 failed; 1 ignored; …
+    counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed; \([0-9]*\) ignored.*/\1 \2 \3/p' "$work/output" |
+        awk '{ p += $1; f += $2; i += $3 } END { print p + 0, f + 0, i + 0 }')
+    # shellcheck disable=SC2086
+    set -- "$1" $counts
+    skips=$(grep -c '^SKIPPED ' "$work/output" || true)
+    passed=$((passed + $2))
+    failed=$((failed + $3))
+    skipped=$((skipped + $4 + skips))
+    # A stage without tests (fmt, clippy), or one that did not get to them.
+    if [ $(($2 + $3)) -eq 0 ] || { [ $status -ne 0 ] && [ "$3" -eq 0 ]; }; then
+        [ $status -eq 0 ] && passed=$((passed + 1)) || failed=$((failed + 1))
+    fi
+    [ $status -eq 0 ] || broken="$broken $1"
+    summary="$summary$(printf '  %-10s %-7s %4d s' "$1" "$([ $status -eq 0 ] && echo ok || echo FAILED)" $(($(date +%s) - begun)))
+"
+}
+
+run_fmt() { cargo fmt --all --check; }
+run_clippy() { cargo clippy --locked --quiet --workspace --all-targets -- -D warnings; }
+run_unit() { cargo test --locked --quiet --workspace --exclude keelson-tests --lib --bins --tests; }
+
+run_suite() {
+    [ -e "$work/built" ] || build "" || return 1
+    : >"$work/built"
+    cargo test --locked --quiet -p keelson-tests --test "$1"
+}
+run_lab() { run_suite lab; }
+run_node() { run_suite node; }
+run_network() { run_suite network; }
+run_cluster() { run_suite cluster; }
+run_restart() { run_suite restart; }
+run_bad_input() { run_suite bad_input; }
+
+run_tests() {
+    passed=0 failed=0 skipped=0 broken='' summary=''
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    [ $# -gt 0 ] || set -- $STAGES
+    for name in "$@"; do
+        case " $STAGES " in
+        *" $name "*) ;;
+        *) die "there is no test '$name'; there are: $STAGES" ;;
+        esac
+    done
+    for name in "$@"; do
+        stage "$name" "$(echo "$name" | tr - _)"
+    done
+    printf '\n%s\n' "$summary"
+    [ -z "$broken" ] || echo "failed:$broken"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ -z "$broken" ] && [ "$failed" -eq 0 ]
+}

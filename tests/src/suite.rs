@@ -1,0 +1,167 @@
+//! The runner of a suite: one lab, its tests one after the other, and the lab taken down whatever happens.
+//!
+//! The last line has the form of cargo's own test summary, so that `./dev test` counts both alike.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::lab::Lab;
+
+/// Longest time for one test; a suite in which one takes longer ends there.
+const TEST_LIMIT: Duration = Duration::from_secs(240);
+
+/// A test: its name says which line of the contract it shows.
+pub type Test = (&'static str, fn(&Lab) -> Result<()>);
+
+/// A test that cannot run here returns this; it is reported by name with the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Skip(pub String);
+
+/// Runs the tests whose names contain one of the arguments (all without one) in a lab with `nodes` nodes.
+pub fn main(suite: &str, nodes: u8, tests: &[Test]) -> ExitCode {
+    run(suite, tests, || Lab::up(suite, nodes))
+}
+
+/// Like [`main`], for tests that make their labs themselves: the lab they are given does not exist.
+pub fn main_without_lab(suite: &str, tests: &[Test]) -> ExitCode {
+    run(suite, tests, || Lab::named(&format!("test-{suite}")))
+}
+
+fn run(suite: &str, tests: &[Test], lab: impl FnOnce() -> Result<Lab>) -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let chosen: Vec<&Test> = tests
+        .iter()
+        .filter(|(name, _)| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())))
+        .collect();
+    if arguments.iter().any(|argument| argument == "--list") {
+        for (name, _) in tests {
+            println!("{name}: test");
+        }
+        return ExitCode::SUCCESS;
+    }
+    if chosen.is_empty() {
+        summary(0, 0, Duration::ZERO);
+        return ExitCode::SUCCESS;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED {suite}: needs root");
+        return ExitCode::SUCCESS;
+    }
+    let begun = Instant::now();
+    println!("suite {suite}: {} tests", chosen.len());
+    let lab = match lab() {
+        Ok(lab) => Arc::new(lab),
+        Err(error) => {
+            println!("the lab did not come up:\n{error:#}");
+            summary(0, chosen.len(), begun.elapsed());
+            return ExitCode::FAILURE;
+        }
+    };
+    end_on_signal(&lab);
+    let mut failures = Vec::new();
+    let mut skipped = 0;
+    for (name, test) in &chosen {
+        match one(name, *test, &lab) {
+            Outcome::Passed => {}
+            Outcome::Skipped => skipped += 1,
+            Outcome::Failed(error) => failures.push((*name, error)),
+            Outcome::Stuck => {
+                failures.push((*name, anyhow!("not done after {} s\n{}", TEST_LIMIT.as_secs(), lab.diagnose())));
+                break;
+            }
+        }
+    }
+    for (name, error) in &failures {
+        println!("\n---- {suite}::{name}\n{error:?}");
+    }
+    // A stuck test still holds the lab, so it is removed by name instead of by the handle.
+    let keep = ["KEELSON_TEST_KEEP", "KEELSON_TEST_LAB"].iter().any(|name| std::env::var_os(name).is_some());
+    if !keep && let Err(error) = lab.lab(&["down"]) {
+        println!("\n---- {suite}::down\n{error:?}");
+        failures.push(("down", error));
+    }
+    summary(chosen.len() - failures.len().min(chosen.len()) - skipped, failures.len(), begun.elapsed());
+    let code = if failures.is_empty() { 0 } else { 101 };
+    // Not a return: the thread of a stuck test would be waited for.
+    std::process::exit(code)
+}
+
+enum Outcome {
+    Passed,
+    Skipped,
+    Failed(anyhow::Error),
+    Stuck,
+}
+
+fn one(name: &str, test: fn(&Lab) -> Result<()>, lab: &Arc<Lab>) -> Outcome {
+    use std::io::Write;
+    let begun = Instant::now();
+    print!("test {name} ... ");
+    let _ = std::io::stdout().flush();
+    let (sender, receiver) = channel();
+    let shared = Arc::clone(lab);
+    std::thread::spawn(move || {
+        let result = catch_unwind(AssertUnwindSafe(|| test(&shared)));
+        let result = result.unwrap_or_else(|_| Err(anyhow!("the test panicked; its message is above")));
+        // What the cluster looked like is told while it still does.
+        let result = result
+            .map_err(|error| if error.is::<Skip>() { error } else { anyhow!("{error:#}\n{}", shared.diagnose()) });
+        let _ = sender.send(result);
+    });
+    let result = receiver.recv_timeout(TEST_LIMIT);
+    let seconds = begun.elapsed().as_secs_f64();
+    match result {
+        Ok(Ok(())) => {
+            println!("ok ({seconds:.1} s)");
+            Outcome::Passed
+        }
+        Ok(Err(error)) if error.is::<Skip>() => {
+            println!("skipped\nSKIPPED {name}: {error}");
+            Outcome::Skipped
+        }
+        Ok(Err(error)) => {
+            println!("FAILED ({seconds:.1} s)");
+            Outcome::Failed(error)
+        }
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+            println!("STUCK ({seconds:.1} s)");
+            Outcome::Stuck
+        }
+    }
+}
+
+fn summary(passed: usize, failed: usize, time: Duration) {
+    let word = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "\ntest result: {word}. {passed} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out; finished in {:.2}s",
+        time.as_secs_f64()
+    );
+}
+
+/// A terminated run takes its lab down too.
+fn end_on_signal(lab: &Arc<Lab>) {
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGINT);
+    mask.add(Signal::SIGTERM);
+    if mask.thread_block().is_err() {
+        return;
+    }
+    let lab = Arc::clone(lab);
+    std::thread::spawn(move || {
+        if mask.wait().is_ok() {
+            println!("\nstopped: taking the lab {} down", lab.name);
+            if let Err(error) = lab.lab(&["down"]) {
+                println!("{error:#}");
+            }
+            std::process::exit(130);
+        }
+    });
+}

@@ -1,0 +1,141 @@
+//! Programs that end, politely or not, and come back: the same containers run, connections live, objects are kept.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use keelson_tests::lab::{Lab, Space};
+use keelson_tests::manifests;
+use keelson_tests::net::{self, From};
+use keelson_tests::suite::{self, Test};
+
+fn main() -> ExitCode {
+    let tests: &[Test] = &[
+        ("the_agent_is_restarted", |lab| survives(lab, "agent-term", "node-1", "agent", "restart")),
+        ("the_agent_is_killed", |lab| survives(lab, "agent-kill", "node-1", "agent", "kill")),
+        ("the_dataplane_is_restarted", |lab| survives(lab, "plane-term", "node-1", "dataplane", "restart")),
+        ("the_dataplane_is_killed", |lab| survives(lab, "plane-kill", "node-1", "dataplane", "kill")),
+        ("the_control_plane_is_restarted", |lab| {
+            survives(lab, "api-term", "control-plane", "control-plane", "restart")
+        }),
+        ("the_control_plane_is_killed", |lab| survives(lab, "api-kill", "control-plane", "control-plane", "kill")),
+        ("containerd_is_restarted", |lab| survives(lab, "cri-term", "node-1", "containerd", "restart")),
+        ("containerd_is_killed", |lab| survives(lab, "cri-kill", "node-1", "containerd", "kill")),
+        ("what_was_written_is_there_after_kills", writes),
+        ("status_says_which_service_ended_and_why", status),
+    ];
+    suite::main("restart", 1, tests)
+}
+
+/// The tasks of the node's containers: id to pid. The same before and after means that none was touched.
+fn tasks(lab: &Lab) -> Result<BTreeMap<String, String>> {
+    let text = lab.node("node-1", &["ctr", "-n", "k8s.io", "tasks", "ls"])?;
+    let rows = text.lines().skip(1).map(|line| line.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>());
+    Ok(rows.filter(|row| row.len() == 3 && row[2] == "RUNNING").map(|row| (row[0].clone(), row[1].clone())).collect())
+}
+
+/// Name and UID of everything that matters.
+fn objects(lab: &Lab) -> Result<Vec<String>> {
+    let kinds = "namespaces,nodes,pods,services,deployments,replicasets,configmaps,secrets,serviceaccounts";
+    let path = "jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name} {.metadata.uid}{\"\\n\"}{end}";
+    let text = lab.kubectl(&["get", kinds, "-A", "-o", path])?;
+    let mut lines: Vec<String> = text.lines().map(ToOwned::to_owned).collect();
+    lines.sort();
+    Ok(lines)
+}
+
+fn echo(stream: &mut TcpStream, text: &str) -> Result<()> {
+    stream.write_all(text.as_bytes())?;
+    let mut buffer = vec![0; text.len()];
+    stream.read_exact(&mut buffer).with_context(|| format!("waiting for the echo of {text:?}"))?;
+    ensure!(buffer == text.as_bytes());
+    Ok(())
+}
+
+fn echo_servers<'a>(lab: &'a Lab, name: &str) -> Result<Space<'a>> {
+    let space = lab.space(name)?;
+    space.apply(&manifests::servers("web", 2, &["--http=8080", "--tcp-echo=7000"]))?;
+    space.apply(&manifests::service("web", "web", "ClusterIP"))?;
+    space.apply(&manifests::service("echo", "web", "ClusterIP").replace("targetPort: http", "targetPort: 7000"))?;
+    space.rolled_out("web")?;
+    space.endpoints("web", 2)?;
+    space.endpoints("echo", 2)?;
+    Ok(space)
+}
+
+fn survives(lab: &Lab, name: &str, machine: &str, service: &str, action: &str) -> Result<()> {
+    let space = echo_servers(lab, name)?;
+    let from = From::Process(lab.pid("node-1")?);
+    let web = (space.cluster_ip("web")?, 80).into();
+    let to = (space.cluster_ip("echo")?, 80).into();
+    lab.wait("the service answers", 15, || net::answering(from, web).map(Some))?;
+    let mut open = lab.wait("the echo connects", 15, || net::connect(from, to).map(Some))?;
+    echo(&mut open, "before")?;
+    let (tasks_before, objects_before) = (tasks(lab)?, objects(lab)?);
+    ensure!(tasks_before.len() >= 4, "{tasks_before:?}");
+    let pid = lab.service_status(machine, service)?["pid"].as_i64();
+    lab.service(machine, service, action)?;
+    lab.until("the service runs again", 30, || {
+        let now = lab.service_status(machine, service)?;
+        Ok(now["state"] == "running" && now["pid"].as_i64() != pid)
+    })?;
+    echo(&mut open, "during")?;
+    // The cluster works: a new pod comes up and is reached through the service that was there before.
+    lab.wait("the API server answers", 30, || lab.kubectl(&["get", "--raw", "/readyz"]).map(Some))?;
+    lab.wait("a new pod comes up", 60, || {
+        let _ = space.kubectl(&["scale", "deployment", "web", "--replicas=3"])?;
+        space.rolled_out("web").map(Some)
+    })?;
+    space.endpoints("web", 3)?;
+    lab.until("all three answer", 30, || {
+        let seen: std::collections::BTreeSet<String> =
+            (0..30).map(|_| net::answering(from, web)).collect::<Result<_>>()?;
+        Ok(seen.len() == 3)
+    })?;
+    echo(&mut open, "after")?;
+    let tasks_after = tasks(lab)?;
+    for (id, pid) in &tasks_before {
+        ensure!(tasks_after.get(id) == Some(pid), "container {id} was touched: {tasks_before:?} {tasks_after:?}");
+    }
+    let objects_after = objects(lab)?;
+    for line in &objects_before {
+        ensure!(objects_after.contains(line), "lost: {line}");
+    }
+    let pods = space.pods("app=web")?;
+    let restarts: i64 =
+        pods.iter().filter_map(|pod| pod["status"]["containerStatuses"][0]["restartCount"].as_i64()).sum();
+    ensure!(restarts == 0, "{restarts} restarts are counted");
+    Ok(())
+}
+
+fn writes(lab: &Lab) -> Result<()> {
+    let space = lab.space("writes")?;
+    let mut acknowledged = Vec::new();
+    for round in 0..3 {
+        for number in 0..5 {
+            let name = format!("note-{round}-{number}");
+            space.kubectl(&["create", "configmap", &name, "--from-literal=a=b"])?;
+            acknowledged.push(name);
+        }
+        lab.service("control-plane", "control-plane", "kill")?;
+        lab.wait("the API server is back", 30, || lab.kubectl(&["get", "--raw", "/readyz"]).map(Some))?;
+    }
+    let text = space.kubectl(&["get", "configmaps", "-o", "name"])?;
+    for name in acknowledged {
+        ensure!(text.contains(&format!("configmap/{name}\n")), "{name} was lost: {text}");
+    }
+    Ok(())
+}
+
+fn status(lab: &Lab) -> Result<()> {
+    lab.service("node-1", "dataplane", "kill")?;
+    let text = lab.wait("the status tells the end", 10, || {
+        let output = lab.command().arg("status").output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(text.contains("SIGKILL").then_some(text))
+    })?;
+    ensure!(text.lines().any(|line| line.contains("dataplane") && line.contains("was ended by SIGKILL")), "{text}");
+    lab.until("it runs again", 20, || Ok(lab.service_status("node-1", "dataplane")?["state"] == "running"))
+}
