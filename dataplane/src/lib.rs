@@ -1,1 +1,17 @@
-//! Placeholder.
+//! The service proxy (what kube-proxy does): from watches of Services, EndpointSlices and the node
+//! to nftables.
+//!
+//! Data flow: watches -> [`model`] (pure) -> [`planner`] (pure) -> [`nftables`] (desired minus
+//! committed -> transactions).
+
+pub mod config;
+pub mod engine;
+pub mod health;
+pub mod metrics;
+pub mod model;
+pub mod nftables;
+pub mod planner;
+pub mod run;
+pub mod status;
+pub mod sysctl;
+pub mod watch;

@@ -175,6 +175,12 @@ impl Batch {
         self.writer.as_bytes()
     }
 
+    /// Closes the last message but writes no end mark: the kernel then checks the transaction and
+    /// gives it up.
+    pub(crate) fn finish_unmarked(&mut self) {
+        self.close_elements();
+    }
+
     /// The bytes written so far; the whole transaction after [`Batch::finish`].
     #[must_use]
     pub fn finished(&self) -> &[u8] {

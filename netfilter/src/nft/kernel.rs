@@ -83,6 +83,49 @@ impl KernelNft {
         }
     }
 
+    /// Lets the kernel check a transaction without applying it.
+    ///
+    /// # Errors
+    /// See [`NftError`].
+    pub fn check(&mut self, batch: &mut Batch) -> Result<(), NftError> {
+        // Without its end mark the kernel validates a transaction and gives it up.
+        batch.finish_unmarked();
+        let outcome = self.transact(batch);
+        batch.reset();
+        outcome
+    }
+
+    /// Sends a finished transaction and reads what the kernel has against it.
+    fn transact(&mut self, batch: &Batch) -> Result<(), NftError> {
+        let bytes = batch.finished().len();
+        self.reserve_send(bytes);
+        loop {
+            match self.socket.send(batch.finished(), 0) {
+                Ok(_) => break,
+                Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+                Err(source) => return Err(NftError::Send { bytes, source }),
+            }
+        }
+        let mut first: Option<NftError> = None;
+        loop {
+            match self.receive(libc::MSG_DONTWAIT) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return first.map_or(Ok(()), Err),
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => return Err(first.unwrap_or(NftError::Overrun)),
+                Err(source) => return Err(NftError::Receive { source }),
+            }
+            for message in Messages(&self.recv) {
+                if message.kind == NLMSG_ERROR
+                    && first.is_none()
+                    && let Some((errno, detail)) = parse_error(message)
+                {
+                    let source = io::Error::from_raw_os_error(errno);
+                    first = Some(NftError::Refused { what: batch.describe(message.seq), source, detail });
+                }
+            }
+        }
+    }
+
     /// One request, answered by several messages up to `DONE` or an error. `Ok(false)`: interrupted.
     fn dump_once(&mut self, request: &Writer, seq: u32, each: &mut dyn FnMut(Message<'_>)) -> Result<Dump, NftError> {
         self.socket.send(request.as_bytes(), 0).map_err(|source| NftError::Send { bytes: request.len(), source })?;
@@ -195,49 +238,12 @@ fn parse_error(message: Message<'_>) -> Option<(i32, Option<String>)> {
 
 impl Nft for KernelNft {
     fn commit(&mut self, batch: &mut Batch) -> Result<(), NftError> {
-        if batch.is_empty() {
-            batch.reset();
-            return Ok(());
+        if !batch.is_empty() {
+            batch.finish();
+            self.transact(batch)?;
         }
-        let bytes = batch.finish().len();
-        self.reserve_send(bytes);
-        loop {
-            match self.socket.send(batch.finished(), 0) {
-                Ok(_) => break,
-                Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
-                Err(source) => return Err(NftError::Send { bytes, source }),
-            }
-        }
-        let mut first: Option<NftError> = None;
-        loop {
-            match self.receive(libc::MSG_DONTWAIT) {
-                Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
-                    return Err(first.unwrap_or(NftError::Overrun));
-                }
-                Err(source) => return Err(NftError::Receive { source }),
-            }
-            for message in Messages(&self.recv) {
-                if message.kind == NLMSG_ERROR
-                    && first.is_none()
-                    && let Some((errno, detail)) = parse_error(message)
-                {
-                    first = Some(NftError::Refused {
-                        what: batch.describe(message.seq),
-                        source: io::Error::from_raw_os_error(errno),
-                        detail,
-                    });
-                }
-            }
-        }
-        match first {
-            Some(error) => Err(error),
-            None => {
-                batch.reset();
-                Ok(())
-            }
-        }
+        batch.reset();
+        Ok(())
     }
 
     fn names(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError> {

@@ -30,18 +30,18 @@ pub enum Change {
 pub struct Monitor {
     socket: TokioSocket,
     table: String,
-    own_port: u32,
+    own_ports: Vec<u32>,
     touched: bool,
     buf: Vec<u8>,
 }
 
 impl Monitor {
-    /// Subscribes in the calling thread's network namespace; changes sent by `own_port` (see
+    /// Subscribes in the calling thread's network namespace; changes sent by `own_ports` (see
     /// [`super::KernelNft::port`]) are not reported. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`NftError::Open`].
-    pub fn open(table: &str, own_port: u32) -> Result<Self, NftError> {
+    pub fn open(table: &str, own_ports: Vec<u32>) -> Result<Self, NftError> {
         let open = || -> io::Result<TokioSocket> {
             let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
             socket.socket_mut().bind_auto()?;
@@ -50,7 +50,7 @@ impl Monitor {
             Ok(socket)
         };
         let socket = open().map_err(|source| NftError::Open { source })?;
-        Ok(Self { socket, table: table.to_owned(), own_port, touched: false, buf: Vec::with_capacity(64 * 1024) })
+        Ok(Self { socket, table: table.to_owned(), own_ports, touched: false, buf: Vec::with_capacity(64 * 1024) })
     }
 
     /// Waits for the next foreign change of the table.
@@ -69,7 +69,7 @@ impl Monitor {
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
                 Err(source) => return Err(NftError::Receive { source }),
             }
-            if let Some(pid) = foreign(&self.buf, &self.table, self.own_port, &mut self.touched) {
+            if let Some(pid) = foreign(&self.buf, &self.table, &self.own_ports, &mut self.touched) {
                 return Ok(Change::Foreign { pid });
             }
         }
@@ -77,7 +77,7 @@ impl Monitor {
 }
 
 /// Works through announcements; `touched` carries over when a transaction spans several reads.
-fn foreign(buf: &[u8], table: &str, own_port: u32, touched: &mut bool) -> Option<u32> {
+fn foreign(buf: &[u8], table: &str, own_ports: &[u32], touched: &mut bool) -> Option<u32> {
     let mut found = None;
     for message in Messages(buf) {
         if message.kind >> 8 != NFNL_SUBSYS_NFTABLES {
@@ -85,7 +85,7 @@ fn foreign(buf: &[u8], table: &str, own_port: u32, touched: &mut bool) -> Option
         }
         if message.kind & 0xff == NFT_MSG_NEWGEN {
             let pid = message.attrs().u32(NFTA_GEN_PROC_PID).unwrap_or(0);
-            if std::mem::take(touched) && message.port != own_port {
+            if std::mem::take(touched) && !own_ports.contains(&message.port) {
                 found = Some(pid);
             }
         } else if [Family::Ipv4 as u8, Family::Ipv6 as u8].contains(&message.family())

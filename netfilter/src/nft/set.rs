@@ -100,8 +100,10 @@ fn key_type(fields: &[Field]) -> u32 {
     fields.iter().fold(0, |sum, f| (sum << 6) | f.datatype())
 }
 
+/// nft's number of a concatenation.
+const EXPR_CONCAT: u32 = 13;
+
 fn typeof_udata(fields: &[Field]) -> Vec<u8> {
-    const EXPR_CONCAT: u32 = 13;
     if let [one] = fields {
         return one.expression();
     }
@@ -179,27 +181,29 @@ impl SetDecl {
     pub(crate) fn udata(&self) -> Vec<u8> {
         const KEY_BYTE_ORDER: u8 = 0;
         const DATA_BYTE_ORDER: u8 = 1;
-        const MERGE_ELEMENTS: u8 = 2;
         const KEY_TYPEOF: u8 = 3;
         const DATA_TYPEOF: u8 = 4;
         const DATA_INTERVAL: u8 = 6;
         const HOST_ORDER: u32 = 1;
+        const NETWORK_ORDER: u32 = 2;
         let mut items = Vec::new();
-        // A concatenation counts as host order unless it is a single big-endian field; nft only
-        // uses the value for single fields, and every single field here is in network order.
-        items.push((KEY_BYTE_ORDER, num(if self.key.len() == 1 { 2 } else { 0 })));
-        if self.maps != Maps::Nothing {
-            items.push((DATA_BYTE_ORDER, num(if self.maps == Maps::Verdicts { HOST_ORDER } else { 1 })));
-        }
-        if self.interval {
-            items.push((MERGE_ELEMENTS, num(0)));
+        items.push((KEY_BYTE_ORDER, num(if self.key.len() == 1 { NETWORK_ORDER } else { 0 })));
+        // nft 1.0.6 aborts on a verdict map whose data has a byte order.
+        match self.maps {
+            Maps::Nothing => {}
+            Maps::Verdicts => items.push((DATA_BYTE_ORDER, num(0))),
+            Maps::Values(_) => items.push((DATA_BYTE_ORDER, num(HOST_ORDER))),
         }
         if self.key.contains(&Field::Index) {
             items.push((KEY_TYPEOF, typeof_udata(&self.key)));
             if let Maps::Values(fields) = self.maps {
                 items.push((DATA_TYPEOF, typeof_udata(fields)));
-                items.push((DATA_INTERVAL, num(0)));
             }
+        } else if self.key.len() > 1 {
+            items.push((KEY_TYPEOF, tlvs(&[(0, num(EXPR_CONCAT)), (1, Vec::new())])));
+        }
+        if self.maps != Maps::Nothing {
+            items.push((DATA_INTERVAL, num(0)));
         }
         tlvs(&items)
     }
@@ -207,7 +211,9 @@ impl SetDecl {
 
 /// User data of an anonymous map from a random index to verdicts.
 pub(crate) fn anonymous_index_udata() -> Vec<u8> {
-    tlvs(&[(0, num(1)), (1, num(1)), (4, num(1)), (6, num(0))])
+    const EXPR_VERDICT: u32 = 1;
+    let verdict = tlvs(&[(0, num(EXPR_VERDICT)), (1, Vec::new())]);
+    tlvs(&[(0, num(1)), (1, num(0)), (4, verdict), (6, num(0))])
 }
 
 #[cfg(test)]
@@ -225,6 +231,9 @@ mod tests {
             Maps::Values(&[Field::Ipv4, Field::Port]),
         );
         let hex: String = map.udata().iter().map(|b| format!("{b:02x}")).collect();
+        let verdicts = SetDecl::map("services", &[Field::Ipv4, Field::Proto, Field::Port], Maps::Verdicts).udata();
+        let verdicts: String = verdicts.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(verdicts, "0004000000000104000000000308".to_owned() + "00040d0000000100" + "060400000000");
         assert_eq!(
             hex,
             "00040000000001040100000003600004\

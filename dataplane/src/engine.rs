@@ -1,0 +1,256 @@
+//! The engine: model, planner and tables in one place, with one operation that does I/O,
+//! [`Engine::sync`]. It blocks; the program calls it off the asynchronous threads.
+//!
+//! After each sync the kernel holds what the model wants, or [`Engine::sync`] said why not and
+//! the next one starts with a listing. Conntrack entries of connectionless protocols that point at
+//! endpoints which no longer serve are deleted one by one afterwards.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use keelson_netfilter::conntrack::{Conntrack, ConntrackError, Entry};
+use keelson_netfilter::nft::{Family as NftFamily, Nft, NftError};
+
+use crate::model::types::{Ep, Family, Name};
+use crate::model::{FrontendKey, Model, Target};
+use crate::nftables::layout::{
+    Layout, LayoutOptions, LocalSource, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES, SET_SERVICE_CIDRS,
+};
+use crate::nftables::table::{Ranges, Stats, Table};
+use crate::planner::{Changes, Planner, Wanted};
+
+/// How pods of this cluster are recognised as packet sources.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// They are not.
+    Off,
+    /// By the cluster's pod ranges.
+    ClusterCidr(Vec<IpNet>),
+    /// By this node's pod ranges, from the Node object.
+    NodeCidr,
+    /// By the bridge they come through.
+    Bridge(String),
+    /// By the first letters of their interface's name.
+    InterfacePrefix(String),
+}
+
+/// On which addresses node ports answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// The node's primary address of each family.
+    Primary,
+    /// All of the node's addresses in these ranges.
+    Ranges(Vec<IpNet>),
+}
+
+/// What the configuration decides.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Detection of local sources.
+    pub detect_local: DetectLocal,
+    /// Node port addresses.
+    pub node_port_addresses: NodePortAddresses,
+    /// Ranges of cluster addresses: unallocated ones are dropped.
+    pub service_cidrs: Vec<IpNet>,
+    /// Masquerade all traffic to cluster addresses.
+    pub masquerade_all: bool,
+    /// The mark between the hooks.
+    pub masquerade_mark: u32,
+}
+
+impl Settings {
+    fn layout(&self, family: NftFamily) -> Layout {
+        let local_source = match &self.detect_local {
+            DetectLocal::Off => LocalSource::Unknown,
+            DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr => LocalSource::Cidrs,
+            DetectLocal::Bridge(name) => LocalSource::Interface(name.clone()),
+            DetectLocal::InterfacePrefix(prefix) => LocalSource::InterfacePrefix(prefix.clone()),
+        };
+        let options = LayoutOptions { local_source, masquerade_all: self.masquerade_all, mark: self.masquerade_mark };
+        Layout::new(family, options)
+    }
+
+    /// Ranges of the interval sets, given what is known of the node.
+    #[must_use]
+    pub fn ranges(&self, model: &Model) -> Ranges {
+        let node = model.node();
+        let primary = || {
+            [Family::V4, Family::V6]
+                .into_iter()
+                .filter_map(|family| node.internal_ips.iter().find(|ip| Family::of(**ip) == family))
+                .map(|ip| IpNet::from(*ip))
+                .collect()
+        };
+        let local = match &self.detect_local {
+            DetectLocal::ClusterCidr(nets) => nets.clone(),
+            DetectLocal::NodeCidr => node.pod_cidrs.clone(),
+            _ => Vec::new(),
+        };
+        let node_ports = match &self.node_port_addresses {
+            NodePortAddresses::Primary => primary(),
+            NodePortAddresses::Ranges(nets) => nets.clone(),
+        };
+        BTreeMap::from([
+            (SET_LOCAL_SOURCES, local),
+            (SET_SERVICE_CIDRS, self.service_cidrs.clone()),
+            (SET_NODEPORT_ADDRESSES, node_ports),
+        ])
+    }
+}
+
+/// What a sync did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Report {
+    /// Whether everything was compared, not only what changed.
+    pub full: bool,
+    /// Services looked at.
+    pub services: usize,
+    /// Elements and transactions.
+    pub stats: Stats,
+    /// Conntrack entries deleted.
+    pub conntrack_deleted: usize,
+    /// Time it took.
+    pub took: Duration,
+}
+
+/// See the module's text.
+pub struct Engine {
+    /// The model; the caller feeds it.
+    pub model: Model,
+    settings: Settings,
+    planner: Planner,
+    tables: Vec<Table>,
+    conntrack: Option<Box<dyn Conntrack>>,
+}
+
+impl Engine {
+    /// An engine for the families given, each behind its [`Nft`].
+    #[must_use]
+    pub fn new(
+        node_name: &str,
+        settings: Settings,
+        families: Vec<(NftFamily, Box<dyn Nft>)>,
+        conntrack: Option<Box<dyn Conntrack>>,
+    ) -> Self {
+        let tables = families.into_iter().map(|(family, nft)| Table::new(settings.layout(family), nft)).collect();
+        Self { model: Model::new(node_name), settings, planner: Planner::new(), tables, conntrack }
+    }
+
+    /// The tables.
+    #[must_use]
+    pub fn tables(&self) -> &[Table] {
+        &self.tables
+    }
+
+    /// Number of frontends programmed.
+    #[must_use]
+    pub fn frontends(&self) -> usize {
+        self.planner.frontends()
+    }
+
+    /// Ranges of cluster addresses; takes effect with the next sync.
+    pub fn set_service_cidrs(&mut self, nets: Vec<IpNet>) {
+        self.settings.service_cidrs = nets;
+    }
+
+    /// After a foreign change: the next sync lists the kernel's state and repairs it.
+    pub fn forget(&mut self) {
+        for table in &mut self.tables {
+            table.forget();
+        }
+    }
+
+    /// Works out what changed in the model since the last call.
+    fn changes(&mut self) -> (Changes, usize) {
+        let full = self.tables.iter().any(Table::needs_full);
+        if full {
+            self.planner = Planner::new();
+            self.model.mark_all_dirty();
+        }
+        let mut changes = Changes { full, ..Changes::default() };
+        let mut queue: BTreeSet<Name> = self.model.take_dirty();
+        let services = queue.len();
+        while let Some(name) = queue.pop_first() {
+            queue.extend(self.planner.update(&name, self.model.plan(&name), &mut changes));
+        }
+        (changes, services)
+    }
+
+    /// Brings the kernel to what the model wants.
+    ///
+    /// # Errors
+    /// See [`NftError`]; the next call starts with a listing.
+    pub fn sync(&mut self) -> Result<Report, NftError> {
+        let start = Instant::now();
+        let (changes, services) = self.changes();
+        let ranges = self.settings.ranges(&self.model);
+        let mut report = Report { full: changes.full, services, ..Report::default() };
+        let mut outcome = Ok(());
+        for index in 0..self.tables.len() {
+            match self.tables[index].apply(&changes, &ranges) {
+                Ok(stats) => report.stats += stats,
+                // The other family still gets its changes: they will not be handed out again.
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome?;
+        report.conntrack_deleted = self.clean_conntrack(&changes);
+        report.took = start.elapsed();
+        Ok(report)
+    }
+
+    fn clean_conntrack(&mut self, changes: &Changes) -> usize {
+        let touched: BTreeSet<FrontendKey> = self.tables.iter_mut().flat_map(Table::take_connectionless).collect();
+        let Some(conntrack) = self.conntrack.as_mut().filter(|_| !touched.is_empty()) else { return 0 };
+        match clean(&mut **conntrack, &touched, &changes.frontends) {
+            Ok(deleted) => deleted,
+            Err(error) => {
+                tracing::warn!(%error, "stale connectionless flows could not be cleaned up; they end by their timeout");
+                0
+            }
+        }
+    }
+}
+
+/// Endpoints a frontend may send to.
+fn allowed(wanted: Option<&Wanted>) -> HashSet<Ep> {
+    match wanted.map(|w| &w.target) {
+        None | Some(Target::Reject | Target::Drop) => HashSet::new(),
+        Some(Target::Cluster(list) | Target::External(list)) => list.iter().copied().collect(),
+        Some(Target::ExternalLocal { all, local }) => all.iter().chain(local).copied().collect(),
+    }
+}
+
+/// Deletes entries whose original destination is a touched frontend and whose answer does not
+/// come from one of its endpoints.
+fn clean(
+    conntrack: &mut dyn Conntrack,
+    touched: &BTreeSet<FrontendKey>,
+    wanted: &BTreeMap<FrontendKey, Option<Wanted>>,
+) -> Result<usize, ConntrackError> {
+    let allowed: HashMap<FrontendKey, HashSet<Ep>> =
+        touched.iter().map(|key| (*key, allowed(wanted.get(key).and_then(Option::as_ref)))).collect();
+    let passes: BTreeSet<_> = touched.iter().map(|key| (key.family(), key.protocol)).collect();
+    let mut deleted = 0;
+    for (family, protocol) in passes {
+        let nft_family = if family == Family::V4 { NftFamily::Ipv4 } else { NftFamily::Ipv6 };
+        let mut stale: Vec<Entry> = Vec::new();
+        conntrack.list(nft_family, protocol as u8, &mut |entry| {
+            let key = |addr| FrontendKey { addr, port: entry.orig.dst_port, protocol };
+            let translated = entry.reply.src != entry.orig.dst || entry.reply.src_port != entry.orig.dst_port;
+            let answer = Ep { addr: entry.reply.src, port: entry.reply.src_port };
+            let frontend = allowed.get(&key(entry.orig.dst)).or_else(|| {
+                // A flow to a node port that is not translated belongs to a program of the node.
+                translated.then(|| allowed.get(&key(family.unspecified()))).flatten()
+            });
+            if frontend.is_some_and(|endpoints| !endpoints.contains(&answer)) {
+                stale.push(entry);
+            }
+        })?;
+        for entry in stale {
+            deleted += usize::from(conntrack.delete(&entry)?);
+        }
+    }
+    Ok(deleted)
+}

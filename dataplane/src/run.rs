@@ -1,0 +1,394 @@
+//! The program's loop, also for use inside another process: watches -> engine -> kernel.
+//!
+//! Tasks: the watches, the monitor of foreign changes, the two servers, and the loop, which owns
+//! the engine and lends it to a blocking thread for each sync. On shutdown the rules stay in the
+//! kernel, as upstream has it: connections go on, and the next start adopts them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use keelson_netfilter::conntrack::KernelConntrack;
+use keelson_netfilter::nft::{Change, Family as NftFamily, KernelNft, Monitor, Nft, NftError};
+use kube_common::serve::{Endpoints, HealthServer, ListenError, PageAnswer};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::health::Health;
+use crate::metrics::Metrics;
+use crate::model::decode;
+use crate::model::types::Name;
+use crate::nftables::layout::TABLE;
+use crate::nftables::probe::{Missing, probe};
+use crate::watch::{self, Input, Kind};
+
+/// Inputs that may wait; a full channel slows the watches down.
+const INPUTS: usize = 256;
+/// A sync waits this long for more changes of the same burst…
+const COALESCE: Duration = Duration::from_millis(3);
+/// …but never longer than this after the first.
+const COALESCE_MAX: Duration = Duration::from_millis(50);
+/// After a failed sync.
+const RETRY: Duration = Duration::from_secs(1);
+/// Foreign changes usually come several at a time.
+const REPAIR_DELAY: Duration = Duration::from_millis(100);
+/// Triggers older than this are not worth a latency sample (a restart, a clock jump).
+const MAX_TRIGGER_AGE_SECONDS: f64 = 3600.0;
+/// By upstream's controller, on slices.
+const LAST_CHANGE_TRIGGER: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// Why the dataplane stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A port cannot be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// nf_tables cannot be spoken to.
+    #[error(transparent)]
+    Nft(#[from] NftError),
+    /// The kernel lacks what the mode needs.
+    #[error("this kernel lacks what mode nftables needs: {}", .0.iter().map(|m| format!("{}: {} ({})", m.feature, m.costs, m.answer)).collect::<Vec<_>>().join("; "))]
+    MissingFeatures(Vec<Missing>),
+    /// The name of this node is not known.
+    #[error("reading this machine's host name: {0}; set hostnameOverride")]
+    Hostname(std::io::Error),
+    /// The engine's thread ended abnormally.
+    #[error("the sync thread failed: {0}")]
+    Thread(#[from] tokio::task::JoinError),
+}
+
+/// Families this machine can do: IPv4, and IPv6 where the kernel has it.
+fn families() -> Vec<NftFamily> {
+    let mut families = vec![NftFamily::Ipv4];
+    if std::path::Path::new("/proc/sys/net/ipv6").exists() {
+        families.push(NftFamily::Ipv6);
+    }
+    families
+}
+
+fn node_name(config: &Config) -> Result<String, RunError> {
+    if let Some(name) = &config.hostname_override {
+        return Ok(name.clone());
+    }
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(RunError::Hostname)?;
+    Ok(name.trim().to_lowercase())
+}
+
+/// The engine on this machine's kernel, after the feature probe, with the netlink ports it sends
+/// from.
+fn open_engine(config: &Config, node_name: &str) -> Result<(Engine, Vec<u32>), RunError> {
+    let mut tables: Vec<(NftFamily, Box<dyn Nft>)> = Vec::new();
+    let mut ports = Vec::new();
+    for family in families() {
+        let mut nft = KernelNft::open()?;
+        let missing = probe(&mut nft, family)?;
+        if !missing.is_empty() {
+            if family == NftFamily::Ipv4 {
+                return Err(RunError::MissingFeatures(missing));
+            }
+            tracing::warn!(?missing, "IPv6 Services are left out: the kernel lacks something");
+            continue;
+        }
+        ports.push(nft.port());
+        tables.push((family, Box::new(nft)));
+    }
+    let conntrack = match KernelConntrack::open() {
+        Ok(conntrack) => Some(Box::new(conntrack) as Box<dyn keelson_netfilter::conntrack::Conntrack>),
+        Err(error) => {
+            tracing::warn!(%error, "stale UDP flows cannot be cleaned up");
+            None
+        }
+    };
+    Ok((Engine::new(node_name, config.settings.clone(), tables, conntrack), ports))
+}
+
+/// Runs until the token is cancelled. Programmed rules stay in the kernel.
+///
+/// # Errors
+/// See [`RunError`].
+pub async fn run(config: Config, client: kube::Client, shutdown: CancellationToken) -> Result<(), RunError> {
+    let node_name = node_name(&config)?;
+    let (engine, own_ports) = open_engine(&config, &node_name)?;
+    crate::sysctl::apply(&config);
+    // Twice the sync period, as upstream has it.
+    let health = Health::new(config.sync_period * 2);
+    let tasks = TaskTracker::new();
+    let stop = shutdown.child_token();
+    let metrics = serve(&config, &health, &tasks, &stop).await?;
+    let (sender, inputs) = mpsc::channel(INPUTS);
+    let watch_cidrs = config.settings.service_cidrs.is_empty();
+    let watches = watch::all(client, node_name.clone(), watch_cidrs, sender);
+    tasks.spawn(stop.clone().run_until_cancelled_owned(watches));
+    let (foreign_sender, foreign) = mpsc::channel(1);
+    tasks.spawn(stop.clone().run_until_cancelled_owned(monitor(own_ports, foreign_sender)));
+    tracing::info!(node = node_name, "dataplane started");
+    let outcome =
+        Loop { engine: Some(engine), health, metrics, inputs, foreign, tracking: Tracking::default() }.run(&stop).await;
+    stop.cancel();
+    tasks.close();
+    tasks.wait().await;
+    outcome
+}
+
+async fn serve(
+    config: &Config,
+    health: &Health,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Result<Metrics, RunError> {
+    let (health_pages, metric_pages) = (Endpoints::new(), Endpoints::new());
+    let metrics = Metrics::register(&metric_pages);
+    health.serve(&health_pages, &metrics);
+    metric_pages.add_page("/proxyMode", || PageAnswer::text("nftables"));
+    let configz = config.as_json.clone();
+    metric_pages.add_page("/configz", move || PageAnswer::json(http::StatusCode::OK, configz.clone()));
+    for (address, pages) in [(config.healthz, health_pages), (config.metrics, metric_pages)] {
+        let Some(address) = address else { continue };
+        match HealthServer::bind(address, pages).await {
+            Ok(server) => {
+                tasks.spawn(server.run(stop.clone()));
+            }
+            Err(error) if config.bind_hard_fail => return Err(error.into()),
+            Err(error) => tracing::error!(%error, "going on without this port (bindAddressHardFail is false)"),
+        }
+    }
+    Ok(metrics)
+}
+
+/// Tells the loop of foreign changes; several waiting ones count as one.
+async fn monitor(own_ports: Vec<u32>, sender: mpsc::Sender<Change>) {
+    let mut monitor = match Monitor::open(TABLE, own_ports) {
+        Ok(monitor) => monitor,
+        Err(error) => {
+            tracing::warn!(%error, "foreign changes of the table will not be noticed");
+            return;
+        }
+    };
+    loop {
+        match monitor.next().await {
+            Ok(change) => {
+                let _ = sender.try_send(change);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "foreign changes of the table are no longer noticed");
+                return;
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Tracking {
+    /// Names seen in a list that is under way.
+    listing: BTreeMap<u8, HashSet<Name>>,
+    listed: HashSet<Kind>,
+    service_cidrs: BTreeMap<Name, Vec<IpNet>>,
+    /// Change times of endpoints that are not programmed yet.
+    triggers: Vec<jiff::Timestamp>,
+}
+
+struct Loop {
+    engine: Option<Engine>,
+    health: Health,
+    metrics: Metrics,
+    inputs: mpsc::Receiver<Input>,
+    foreign: mpsc::Receiver<Change>,
+    tracking: Tracking,
+}
+
+impl Loop {
+    async fn run(mut self, stop: &CancellationToken) -> Result<(), RunError> {
+        let mut due: Option<Instant> = None;
+        let mut first: Option<Instant> = None;
+        loop {
+            let deadline = due;
+            let timer = async move {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                change = self.foreign.recv() => {
+                    let Some(change) = change else { std::future::pending::<()>().await; continue };
+                    tracing::warn!(?change, "the table was changed by somebody else; it will be compared and repaired");
+                    self.metrics.foreign_changes.inc();
+                    if let Some(engine) = &mut self.engine {
+                        engine.forget();
+                    }
+                    due = Some(due.map_or(Instant::now() + REPAIR_DELAY, |d| d.min(Instant::now() + REPAIR_DELAY)));
+                }
+                input = self.inputs.recv() => {
+                    let Some(input) = input else { return Ok(()) };
+                    if self.take(input) {
+                        let now = Instant::now();
+                        let latest = *first.get_or_insert(now) + COALESCE_MAX;
+                        due = Some((now + COALESCE).min(latest));
+                        self.health.queued();
+                        self.metrics.last_queued.set(unix_now());
+                    }
+                }
+                () = timer => {
+                    first = None;
+                    due = if !self.ready() || self.sync().await? { None } else { Some(Instant::now() + RETRY) };
+                }
+            }
+        }
+    }
+
+    /// Nothing is programmed before Services and slices have been listed once: half a picture
+    /// would take down what is right.
+    fn ready(&self) -> bool {
+        [Kind::Service, Kind::Slice].iter().all(|k| self.tracking.listed.contains(k))
+    }
+
+    /// One sync off the asynchronous threads; `false` when it failed and is to be tried again.
+    async fn sync(&mut self) -> Result<bool, RunError> {
+        let Some(mut engine) = self.engine.take() else { return Ok(true) };
+        let triggers = std::mem::take(&mut self.tracking.triggers);
+        let (engine, outcome) = tokio::task::spawn_blocking(move || {
+            let outcome = engine.sync();
+            (engine, outcome)
+        })
+        .await?;
+        self.metrics.frontends.set(engine.frontends() as i64);
+        self.engine = Some(engine);
+        match outcome {
+            Ok(report) => {
+                let seconds = report.took.as_secs_f64();
+                self.metrics.sync_seconds.observe(seconds);
+                let by_kind =
+                    if report.full { &self.metrics.sync_full_seconds } else { &self.metrics.sync_partial_seconds };
+                by_kind.observe(seconds);
+                self.metrics.elements.inc_by(report.stats.elements as u64);
+                self.metrics.transactions.inc_by(report.stats.transactions as u64);
+                self.metrics.conntrack_deleted.inc_by(report.conntrack_deleted as u64);
+                let now = unix_now();
+                self.metrics.last_sync.set(now);
+                for trigger in triggers {
+                    let age = now - trigger.as_millisecond() as f64 / 1000.0;
+                    if (0.0..MAX_TRIGGER_AGE_SECONDS).contains(&age) {
+                        self.metrics.network_programming_seconds.observe(age);
+                    }
+                }
+                self.health.synced();
+                if report.full {
+                    tracing::info!(?report, "full sync");
+                } else {
+                    tracing::debug!(?report, "sync");
+                }
+                Ok(true)
+            }
+            Err(error) => {
+                self.metrics.failures.inc();
+                self.tracking.triggers.extend(triggers);
+                tracing::error!(%error, "sync failed; the table will be listed, compared and repaired");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Takes one input into the model; says whether a sync may be needed.
+    fn take(&mut self, input: Input) -> bool {
+        let Some(engine) = &mut self.engine else { return false };
+        let tracking = &mut self.tracking;
+        let model = &mut engine.model;
+        match input {
+            Input::Service(object) => {
+                let name = decode::object_name(&object.metadata);
+                tracking.seen(Kind::Service, &name);
+                let record = decode::service(&object, &mut model.interner);
+                model.set_service(&name, record);
+                self.metrics.service_changes.inc();
+            }
+            Input::ServiceGone(object) => {
+                model.set_service(&decode::object_name(&object.metadata), None);
+                self.metrics.service_changes.inc();
+            }
+            Input::Slice(object) => {
+                let name = decode::object_name(&object.metadata);
+                tracking.seen(Kind::Slice, &name);
+                tracking.trigger(&object.metadata);
+                let node_name = model.node_name().to_owned();
+                let record = decode::slice(&object, &node_name, &mut model.interner);
+                model.set_slice(&name, record);
+                self.metrics.endpoint_changes.inc();
+            }
+            Input::SliceGone(object) => {
+                model.set_slice(&decode::object_name(&object.metadata), None);
+                self.metrics.endpoint_changes.inc();
+            }
+            Input::Node(object) => {
+                let record = decode::node(&object, &mut model.interner);
+                self.health.set_node_leaving(record.leaving);
+                // The node's status is written every few seconds; hardly any of it matters here.
+                if record == *model.node() {
+                    return false;
+                }
+                model.set_node(record);
+            }
+            Input::ServiceCidr(object) => {
+                let nets = object.spec.iter().flat_map(|s| s.cidrs.iter().flatten()).filter_map(|c| c.parse().ok());
+                let name = decode::object_name(&object.metadata);
+                tracking.seen(Kind::ServiceCidr, &name);
+                tracking.service_cidrs.insert(name, nets.collect());
+                engine.set_service_cidrs(tracking.service_cidrs.values().flatten().copied().collect());
+            }
+            Input::ServiceCidrGone(object) => {
+                tracking.service_cidrs.remove(&decode::object_name(&object.metadata));
+                engine.set_service_cidrs(tracking.service_cidrs.values().flatten().copied().collect());
+            }
+            Input::Listing(kind) => {
+                tracking.listing.insert(kind as u8, HashSet::new());
+                return false;
+            }
+            Input::Listed(kind) => tracking.listed(kind, engine),
+        }
+        true
+    }
+}
+
+impl Tracking {
+    fn seen(&mut self, kind: Kind, name: &Name) {
+        if let Some(names) = self.listing.get_mut(&(kind as u8)) {
+            names.insert(name.clone());
+        }
+    }
+
+    fn trigger(&mut self, meta: &kube::api::ObjectMeta) {
+        let annotation = meta.annotations.as_ref().and_then(|a| a.get(LAST_CHANGE_TRIGGER));
+        self.triggers.extend(annotation.and_then(|t| t.parse::<jiff::Timestamp>().ok()));
+    }
+
+    /// Objects that a complete list does not name are gone.
+    fn listed(&mut self, kind: Kind, engine: &mut Engine) {
+        self.listed.insert(kind);
+        let Some(seen) = self.listing.remove(&(kind as u8)) else { return };
+        let model = &mut engine.model;
+        match kind {
+            Kind::Service => {
+                let gone: Vec<Name> = model.services().map(|(n, _)| n.clone()).filter(|n| !seen.contains(n)).collect();
+                gone.iter().for_each(|name| model.set_service(name, None));
+            }
+            Kind::Slice => {
+                let gone: Vec<Name> = model.slices().filter(|n| !seen.contains(*n)).cloned().collect();
+                gone.iter().for_each(|name| model.set_slice(name, None));
+            }
+            Kind::ServiceCidr => {
+                self.service_cidrs.retain(|name, _| seen.contains(name));
+                engine.set_service_cidrs(self.service_cidrs.values().flatten().copied().collect());
+            }
+            Kind::Node => {}
+        }
+    }
+}
+
+fn unix_now() -> f64 {
+    jiff::Timestamp::now().as_millisecond() as f64 / 1000.0
+}

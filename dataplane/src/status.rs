@@ -1,0 +1,107 @@
+//! `dataplane status` and `dataplane cleanup`: what is programmed, read from the kernel, and its
+//! removal. Neither needs the API server or the configuration.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use keelson_netfilter::nft::{Family as NftFamily, KernelNft, NftError};
+
+use crate::model::FrontendKey;
+use crate::nftables::layout::{Layout, LayoutOptions, ListMap, LocalSource, TABLE, VerdictMap, class_name};
+use crate::nftables::state::{Committed, V};
+use crate::nftables::table::{Table, delete_table};
+
+/// Frontends with more endpoints than this show only the first ones.
+const SHOWN_ENDPOINTS: usize = 4;
+
+fn describe(v: V) -> String {
+    match v {
+        V::Pick(class, count) => format!("{} {count}", class_name(class)),
+        V::ExtLocal => "ext-local".to_owned(),
+        V::Sticky(_, class) => format!("{} sticky", class_name(class)),
+        V::Refuse => "refuse".to_owned(),
+        V::Drop => "drop".to_owned(),
+        V::Foreign => "NOT OURS".to_owned(),
+    }
+}
+
+/// The table as text.
+#[must_use]
+pub fn render(committed: &Committed) -> String {
+    let keys: BTreeSet<FrontendKey> = committed.verdicts.keys().map(|(_, key)| *key).collect();
+    let verdicts: BTreeMap<_, _> = committed.verdicts.iter().collect();
+    let mut out = format!("{:<28} {:<5} {:<14} ENDPOINTS\n", "FRONTEND", "PROTO", "ACTION");
+    for key in &keys {
+        let name = if key.is_node_port() {
+            format!("node:{}", key.port)
+        } else {
+            std::net::SocketAddr::new(key.addr, key.port).to_string()
+        };
+        let action = [VerdictMap::Services, VerdictMap::NoEndpoints]
+            .iter()
+            .filter_map(|map| verdicts.get(&(*map, *key)))
+            .map(|v| describe(**v))
+            .collect::<Vec<_>>()
+            .join(", ");
+        let list = committed.lists.get(&(ListMap::All, *key)).map_or(&[][..], Vec::as_slice);
+        let mut endpoints: Vec<String> = list
+            .iter()
+            .flatten()
+            .take(SHOWN_ENDPOINTS)
+            .map(|ep| std::net::SocketAddr::new(ep.addr, ep.port).to_string())
+            .collect();
+        if list.len() > SHOWN_ENDPOINTS {
+            endpoints.push(format!("and {} more", list.len() - SHOWN_ENDPOINTS));
+        }
+        if let Some(local) = committed.lists.get(&(ListMap::Local, *key)) {
+            endpoints.push(format!("({} on this node)", local.len()));
+        }
+        let _ = writeln!(out, "{name:<28} {:<5} {action:<14} {}", key.protocol.name(), endpoints.join(" "));
+    }
+    out
+}
+
+/// Prints what is programmed in both families.
+///
+/// # Errors
+/// See [`NftError`].
+pub fn status() -> Result<String, NftError> {
+    let mut out = String::new();
+    for family in [NftFamily::Ipv4, NftFamily::Ipv6] {
+        // Reading does not depend on the options.
+        let options = LayoutOptions { local_source: LocalSource::Unknown, masquerade_all: false, mark: 0 };
+        let mut table = Table::new(Layout::new(family, options), Box::new(KernelNft::open()?));
+        match table.read()? {
+            None => {
+                let _ = writeln!(out, "table {} {TABLE}: not there", family.name());
+            }
+            Some(committed) => {
+                let endpoints: usize = committed.lists.values().map(Vec::len).sum();
+                let _ = writeln!(
+                    out,
+                    "table {} {TABLE}: {} verdicts, {endpoints} endpoint elements",
+                    family.name(),
+                    committed.verdicts.len()
+                );
+                if !committed.verdicts.is_empty() {
+                    out.push_str(&render(&committed));
+                }
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Deletes our tables and nothing else; says what it did.
+///
+/// # Errors
+/// See [`NftError`].
+pub fn cleanup() -> Result<String, NftError> {
+    let mut nft = KernelNft::open()?;
+    let mut out = String::new();
+    for family in [NftFamily::Ipv4, NftFamily::Ipv6] {
+        let what = if delete_table(&mut nft, family)? { "deleted" } else { "was not there" };
+        let _ = writeln!(out, "table {} {TABLE} {what}", family.name());
+    }
+    Ok(out)
+}

@@ -1,0 +1,131 @@
+//! What is emitted can be listed by the `nft` program of the machine, and the listing loads again.
+
+mod support;
+
+use keelson_dataplane::model::types::Protocol;
+use support::*;
+
+fn sample(engine: &mut keelson_dataplane::engine::Engine) {
+    engine.model.set_node(node("192.168.7.2"));
+    let mut web = service("10.96.0.10", vec![port(80, 30080, Protocol::Tcp)]);
+    web.external_ips = vec![ip("203.0.113.5")];
+    engine.model.set_service(&name("web"), Some(web.clone()));
+    let both = vec![ready("10.244.1.2", true), ready("10.244.2.3", false)];
+    engine.model.set_slice(&name("web-a"), Some(slice("web", &[(Protocol::Tcp, 8080)], both.clone())));
+    let mut local = service("10.96.0.11", vec![port(80, 30081, Protocol::Udp)]);
+    local.external_local = true;
+    local.external_ips = vec![ip("203.0.113.6")];
+    engine.model.set_service(&name("local"), Some(local));
+    engine.model.set_slice(&name("local-a"), Some(slice("local", &[(Protocol::Udp, 53)], both.clone())));
+    engine.model.set_service(&name("none"), Some(service("10.96.0.12", vec![port(80, 30082, Protocol::Tcp)])));
+    let sticky = keelson_dataplane::model::types::ServiceRecord {
+        cluster_ips: vec![ip("10.96.0.13")],
+        affinity_seconds: Some(300),
+        ..web
+    };
+    let sticky = keelson_dataplane::model::types::ServiceRecord {
+        external_ips: vec![],
+        ports: vec![port(80, 30083, Protocol::Tcp)],
+        ..sticky
+    };
+    engine.model.set_service(&name("sticky"), Some(sticky));
+    engine.model.set_slice(&name("sticky-a"), Some(slice("sticky", &[(Protocol::Tcp, 8080)], both)));
+}
+
+#[test]
+fn nft_lists_what_is_emitted_and_loads_it_again() {
+    if skip("nft_lists_what_is_emitted_and_loads_it_again") {
+        return;
+    }
+    let ns = Netns::new();
+    let mut engine = ns.engine(settings());
+    sample(&mut engine);
+    let report = engine.sync().unwrap();
+    assert!(report.full);
+    let listing = ns.cmd("nft", &["list", "ruleset"]);
+    println!("{listing}");
+    for expected in [
+        "10.96.0.10 . tcp . 80 : goto pick-cluster-2",
+        "203.0.113.5 . tcp . 80 : goto pick-external-2",
+        "tcp . 30080 : goto pick-nodeport-external-2",
+        "203.0.113.6 . udp . 80 : goto ext-local",
+        "10.96.0.12 . tcp . 80 : goto refuse",
+        "dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints",
+        "10.96.0.0/16",
+    ] {
+        assert!(listing.contains(expected), "no {expected:?} in the listing");
+    }
+    let other = Netns::new();
+    other.cmd_in("nft", &["-f", "-"], &listing);
+    let again = other.cmd("nft", &["list", "ruleset"]);
+    assert_eq!(normal(&listing), normal(&again));
+}
+
+/// Order of elements in a hash is not the same twice.
+fn normal(listing: &str) -> Vec<String> {
+    let mut words: Vec<String> =
+        listing.replace(['\n', '\t', ','], " ").split(' ').filter(|w| !w.is_empty()).map(str::to_owned).collect();
+    words.sort();
+    words
+}
+
+#[test]
+fn a_second_engine_adopts_and_writes_nothing() {
+    if skip("a_second_engine_adopts_and_writes_nothing") {
+        return;
+    }
+    let ns = Netns::new();
+    let mut first = ns.engine(settings());
+    sample(&mut first);
+    first.sync().unwrap();
+    let before = ns.cmd("nft", &["list", "ruleset"]);
+    let mut second = ns.engine(settings());
+    sample(&mut second);
+    let report = second.sync().unwrap();
+    assert!(report.full);
+    assert_eq!(report.stats.elements, 0, "{report:?}");
+    assert_eq!(normal(&before), normal(&ns.cmd("nft", &["list", "ruleset"])));
+}
+
+#[test]
+fn a_flushed_table_and_foreign_elements_are_repaired() {
+    if skip("a_flushed_table_and_foreign_elements_are_repaired") {
+        return;
+    }
+    let ns = Netns::new();
+    let mut engine = ns.engine(settings());
+    sample(&mut engine);
+    engine.sync().unwrap();
+    let before = ns.cmd("nft", &["list", "ruleset"]);
+    for harm in [
+        "flush ruleset",
+        "delete element ip keelson-dataplane services { 10.96.0.10 . tcp . 80 }",
+        "add element ip keelson-dataplane services { 10.96.9.9 . tcp . 80 : drop }",
+        "flush chain ip keelson-dataplane dispatch",
+        "flush chain ip keelson-dataplane pick-cluster-2",
+    ] {
+        ns.cmd("nft", &harm.split(' ').collect::<Vec<_>>());
+        assert_ne!(normal(&before), normal(&ns.cmd("nft", &["list", "ruleset"])), "{harm}");
+        engine.forget();
+        engine.sync().unwrap();
+        assert_eq!(normal(&before), normal(&ns.cmd("nft", &["list", "ruleset"])), "{harm}");
+    }
+}
+
+#[test]
+fn no_feature_is_missing_here_and_the_probe_leaves_nothing() {
+    if skip("no_feature_is_missing_here_and_the_probe_leaves_nothing") {
+        return;
+    }
+    let ns = Netns::new();
+    let missing = ns.run(|| {
+        let mut nft = keelson_netfilter::nft::KernelNft::open().unwrap();
+        let mut missing =
+            keelson_dataplane::nftables::probe::probe(&mut nft, keelson_netfilter::nft::Family::Ipv4).unwrap();
+        missing
+            .extend(keelson_dataplane::nftables::probe::probe(&mut nft, keelson_netfilter::nft::Family::Ipv6).unwrap());
+        format!("{missing:?}")
+    });
+    assert_eq!(missing, "[]");
+    assert_eq!(ns.cmd("nft", &["list", "ruleset"]), "");
+}
