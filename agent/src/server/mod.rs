@@ -8,8 +8,8 @@
 //!
 //! Upstream counterpart: `pkg/kubelet/server`.
 
-mod authn;
-mod authz;
+pub mod authn;
+pub mod authz;
 mod cache;
 mod container_logs;
 mod routes;

@@ -212,7 +212,7 @@ impl World {
         self.task.await.unwrap();
     }
 
-    fn write_log(&self, text: &str, running: bool) -> std::path::PathBuf {
+    fn write_log(&self, text: &str, running: bool) -> PathBuf {
         let path = self.dir.path().join("0.log");
         std::fs::write(&path, text).unwrap();
         *self.node.log.lock() = Some(ContainerLog { path: path.clone(), running });

@@ -9,11 +9,11 @@
 
 pub mod api;
 mod atomic;
-mod container;
+pub mod container;
 pub mod error;
 pub mod folders;
 mod hostpath;
-mod manager;
+pub mod manager;
 pub mod mounts;
 pub mod objects;
 pub mod ownership;
@@ -21,7 +21,7 @@ mod payload;
 pub mod remove;
 mod render;
 pub mod subpath;
-mod teardown;
+pub mod teardown;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
