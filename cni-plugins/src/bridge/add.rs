@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::ipam;
 use crate::net::{self, Link, Net, NetError, NetNs, PeerSpec, PortOptions, sysctl};
 use crate::skel::{Command, Request};
-use crate::types::{AddResult, Interface};
+use crate::types::{AddResult, Interface, Route};
 
 const EEXIST: i32 = 17;
 const EOPNOTSUPP: i32 = 95;
@@ -61,13 +61,14 @@ struct Job<'a> {
 
 impl Job<'_> {
     async fn run(&self, undo: &mut Undo) -> Result<AddResult, Error> {
+        // Addresses first: they get to the disk while the kernel makes the interfaces.
+        let (mut result, pending) = match &self.conf.ipam {
+            Some(plugin) => self.allocate(plugin, undo)?.split(),
+            None => Default::default(),
+        };
         let bridge = self.ensure_bridge().await?;
         let host_end = self.add_pair(&bridge, undo).await?;
         let container_end = self.inside.existing_link(&self.request.ifname).await?;
-        let mut result = match &self.conf.ipam {
-            Some(plugin) => self.allocate(plugin, undo)?,
-            None => AddResult::default(),
-        };
         let gateways = gateways::complete(&mut result, &self.conf);
         if self.conf.ipam.is_some() {
             self.configure_inside(&container_end, &result).await?;
@@ -84,6 +85,7 @@ impl Job<'_> {
         if !self.conf.dns.is_empty() {
             result.dns = self.conf.dns.clone();
         }
+        pending.wait()?;
         Ok(result)
     }
 
@@ -167,28 +169,24 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn allocate(&self, plugin: &str, undo: &mut Undo) -> Result<AddResult, Error> {
-        let result = ipam::call(plugin, self.request)?.unwrap_or_default();
+    fn allocate(&self, plugin: &str, undo: &mut Undo) -> Result<ipam::Added, Error> {
+        let added = ipam::add(plugin, self.request)?;
         undo.addresses = true;
-        if result.ips.is_empty() {
+        if added.result.ips.is_empty() {
             return Err(BridgeError::NoAddress.into());
         }
-        if let Some(route) = result
-            .routes
-            .iter()
-            .find(|route| route.gw.is_some_and(|gateway| gateway.is_ipv4() != route.dst.addr().is_ipv4()))
-        {
+        let crossed = |route: &&Route| route.gw.is_some_and(|gateway| gateway.is_ipv4() != route.dst.addr().is_ipv4());
+        if let Some(route) = added.result.routes.iter().find(crossed) {
             let reason = format!("route {} has a gateway of the other family", route.dst);
             return Err(ConfigError::invalid("ipam.routes", reason).into());
         }
-        Ok(result)
+        Ok(added)
     }
 
     /// Settings before addresses, addresses before up (so that the announcement has something to announce), up before routes.
     async fn configure_inside(&self, link: &Link, result: &AddResult) -> Result<(), Error> {
         let has_v6 = result.ips.iter().any(|ip| ip.address.addr().is_ipv6());
-        let (name, dad) = (link.name.clone(), self.conf.dad);
-        self.namespace.run(move || set_inside(&name, has_v6, dad))?;
+        self.namespace.run(|| set_inside(&link.name, has_v6, self.conf.dad))?;
         for ip in &result.ips {
             self.inside.add_address(link, ip.address).await?;
         }

@@ -12,7 +12,7 @@ pub fn del(request: &Request) -> Result<(), Error> {
     let plugin = ipam::plugin_of(&request.config)?;
     let interface = delete_interface(request);
     let addresses = match plugin {
-        Some(plugin) => ipam::call(&plugin, request).map(|_| ()).map_err(Error::from),
+        Some(plugin) => ipam::call(&plugin, request).map_err(Error::from),
         None => Ok(()),
     };
     interface.and(addresses)
