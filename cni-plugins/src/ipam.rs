@@ -12,7 +12,6 @@ use std::process::{Command as Process, Stdio};
 use std::thread::{self, JoinHandle};
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::config::{self, ConfigError};
 use crate::error::{code, config_code};
@@ -211,15 +210,4 @@ fn run(program: &Path, request: &Request) -> Result<Vec<u8>, IpamError> {
             output: String::from_utf8_lossy(&output.stdout).into_owned(),
         }),
     }
-}
-
-/// The name of the IPAM plugin, or `None` for a layer 2 network.
-pub fn plugin_of(config: &Value) -> Result<Option<String>, ConfigError> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Conf {
-        ipam: config::IpamRef,
-    }
-    let conf: Conf = config::decode(config)?;
-    Ok(Some(conf.ipam.plugin).filter(|name| !name.is_empty()))
 }

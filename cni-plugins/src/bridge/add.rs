@@ -11,6 +11,7 @@ use super::{BridgeError, gateways};
 use crate::config::ConfigError;
 use crate::error::Error;
 use crate::ipam;
+use crate::masquerade;
 use crate::net::{self, Link, Net, NetError, NetNs, PeerSpec, PortOptions, sysctl};
 use crate::skel::{Command, Request};
 use crate::types::{AddResult, Interface, Route};
@@ -31,6 +32,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Default)]
 struct Undo {
     veth: Option<String>,
+    masqueraded: Vec<IpAddr>,
     addresses: bool,
 }
 
@@ -74,6 +76,10 @@ impl Job<'_> {
             self.configure_inside(&container_end, &result).await?;
         } else if !self.conf.leave_down {
             self.inside.set_up(&container_end).await?;
+        }
+        if self.conf.masquerade {
+            undo.masqueraded = result.ips.iter().map(|ip| ip.address.addr()).collect();
+            masquerade::add(&result.ips.iter().map(|ip| ip.address).collect::<Vec<_>>())?;
         }
         let vlan_interface = self.configure_gateways(&bridge, &gateways).await?;
         // The bridge's own address may have changed with its first port.
@@ -295,6 +301,11 @@ impl Job<'_> {
             if let Err(error) = deleted {
                 eprintln!("keelson-cni: undoing a failed ADD: {error}");
             }
+        }
+        if !undo.masqueraded.is_empty()
+            && let Err(error) = masquerade::remove(&undo.masqueraded)
+        {
+            eprintln!("keelson-cni: undoing a failed ADD: {error}");
         }
         let Some(plugin) = self.conf.ipam.as_ref().filter(|_| undo.addresses) else { return };
         if let Err(error) = ipam::call(plugin, &self.request.with_command(Command::Del)) {

@@ -21,8 +21,8 @@ pub const REFERENCE: &str = "/usr/lib/cni";
 pub fn cannot_run(name: &str) -> bool {
     let reason = if !nix::unistd::geteuid().is_root() {
         "needs root"
-    } else if ["unshare", "nsenter", "ip", "bridge"].iter().any(|tool| which(tool).is_none()) {
-        "needs unshare, nsenter (util-linux), ip and bridge (iproute2)"
+    } else if ["unshare", "nsenter", "ip", "bridge", "nft", "busybox"].iter().any(|tool| which(tool).is_none()) {
+        "needs unshare, nsenter (util-linux), ip, bridge (iproute2), nft (nftables) and busybox"
     } else {
         return false;
     };
@@ -112,6 +112,11 @@ impl Namespace {
     /// Its path, good for `CNI_NETNS`.
     pub fn path(&self) -> String {
         format!("/proc/{}/ns/net", self.holder.id())
+    }
+
+    /// Its holder, for `ip link … netns`.
+    pub fn pid(&self) -> String {
+        self.holder.id().to_string()
     }
 
     /// A command that will run inside.
