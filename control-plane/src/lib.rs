@@ -3,6 +3,11 @@
 //! A request goes `http` (identity, path, authorization, limits) → `api` (verb) → `keelson_kinds` (pure rules) → `server` (compare and
 //! swap) → `store`; a change comes back `store` (log) → `cache` → watchers. Upstream counterpart: `kube-apiserver`.
 
+#![allow(
+    clippy::result_large_err,
+    reason = "ApiError is what a handler answers with; it is built once per refused request, never on the way of a good one"
+)]
+
 pub mod admission;
 pub mod api;
 pub mod auth;
@@ -11,6 +16,7 @@ pub mod cache;
 pub mod http;
 pub mod kubelet;
 pub mod pki;
+pub mod protobuf;
 pub mod run;
 pub mod server;
 pub mod services;

@@ -48,7 +48,8 @@ async fn errors_are_status_objects_with_reasons() {
     api.get("/api/v1/unknown").await.expect(404);
     api.get("/api/v1/namespaces/default/nodes").await.expect(404);
     api.post("/api/v1/configmaps", &config_map("a", "1")).await.expect(405);
-    api.send(Method::POST, MAPS, "application/vnd.kubernetes.protobuf", "k8s").await.expect(415);
+    api.send(Method::POST, MAPS, "application/vnd.kubernetes.protobuf", "k8s").await.expect(400);
+    api.send(Method::POST, MAPS, "application/cbor", "x").await.expect(415);
     api.send(Method::POST, MAPS, "application/json", "{").await.expect(400);
     let large = config_map("big", &"x".repeat(4 << 20));
     assert_eq!(api.post(MAPS, &large).await.expect(413)["reason"], "RequestEntityTooLarge");
@@ -62,6 +63,22 @@ async fn bodies_may_be_yaml() {
     let yaml = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: y\ndata:\n  k: v\n";
     let made = api.send(Method::POST, MAPS, "application/yaml", yaml).await.expect(201);
     assert_eq!(made["data"]["k"], "v");
+}
+
+fn message(number: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
+}
+
+#[tokio::test]
+async fn bodies_may_be_protobuf_as_typed_go_clients_send_them() {
+    let api = Api::start().await;
+    let kind = [message(1, b"v1"), message(2, b"Namespace")].concat();
+    let metadata = [message(1, b"proto"), message(2, b""), message(8, b"")].concat();
+    let object = [message(1, &metadata), message(2, b""), message(3, &message(1, b""))].concat();
+    let body = [b"k8s\0".to_vec(), message(1, &kind), message(2, &object)].concat();
+    let media = "application/vnd.kubernetes.protobuf";
+    let made = api.send(Method::POST, "/api/v1/namespaces?fieldValidation=Strict", media, body).await.expect(201);
+    assert_eq!((&made["metadata"]["name"], &made["status"]["phase"]), (&json!("proto"), &json!("Active")));
 }
 
 #[tokio::test]

@@ -1,13 +1,12 @@
 //! Delete of one object and of a collection.
 
 use futures::StreamExt;
-use http::{Response, StatusCode, header};
-use keelson_kinds::decode::{self, Format};
+use http::{Response, StatusCode};
 use keelson_kinds::deletion::{self, DeleteOptions, Deletion};
 use keelson_kinds::{ApiError, Reason, error};
 use serde_json::{Value, json};
 
-use super::{dry_run, one, one_value, read};
+use super::{dry_run, one, one_value, parse_body, read};
 use crate::admission;
 use crate::http::Call;
 use crate::http::body::{self, Body};
@@ -21,13 +20,8 @@ const PARALLEL: usize = 64;
 /// # Errors
 /// 400, 415, 422.
 pub fn options(call: &Call) -> Result<DeleteOptions, ApiError> {
-    let mut options = if call.body.is_empty() {
-        DeleteOptions::default()
-    } else {
-        let content_type = call.header(header::CONTENT_TYPE);
-        let format = Format::from_content_type(Some(content_type).filter(|t| !t.is_empty()))?;
-        DeleteOptions::from_json(&decode::parse(&call.body, format)?)?
-    };
+    let mut options =
+        if call.body.is_empty() { DeleteOptions::default() } else { DeleteOptions::from_json(&parse_body(call)?)? };
     let number = |name: &str| -> Result<Option<i64>, ApiError> {
         match call.query.get(name) {
             "" => Ok(None),

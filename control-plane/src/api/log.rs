@@ -75,8 +75,11 @@ fn text(status: StatusCode, body: Body) -> Response<Body> {
 }
 
 async fn refused(status: StatusCode, body: hyper::body::Incoming) -> ApiError {
-    let bytes =
-        http_body_util::Limited::new(body, ERROR_BYTES).collect().await.map(|c| c.to_bytes()).unwrap_or_default();
+    let bytes = http_body_util::Limited::new(body, ERROR_BYTES)
+        .collect()
+        .await
+        .map(http_body_util::Collected::to_bytes)
+        .unwrap_or_default();
     let said = String::from_utf8_lossy(&bytes).trim().to_owned();
     match status.as_u16() {
         400 => ApiError::bad_request(said),

@@ -12,7 +12,7 @@ pub mod write;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use keelson_kinds::decode::{FieldValidation, Format};
+use keelson_kinds::decode::{self, FieldValidation, Format};
 use keelson_kinds::{ApiError, FieldError, Resource, Verb, WriteContext, table};
 use rand::RngExt;
 use serde_json::{Value, json};
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use crate::http::Call;
 use crate::http::body::{self, Body};
 use crate::http::negotiate::{Representation, representation};
+use crate::protobuf;
 
 /// Refuses what a kind or subresource does not serve.
 ///
@@ -79,14 +80,44 @@ pub fn dry_run(call: &Call) -> Result<bool, ApiError> {
     }
 }
 
-/// The body's format and the strictness it is read with.
+/// The `fieldValidation` parameter.
 ///
 /// # Errors
-/// 415 and 400.
-pub fn decoding(call: &Call) -> Result<(Format, FieldValidation), ApiError> {
-    let content_type = call.header(http::header::CONTENT_TYPE);
-    let format = Format::from_content_type(Some(content_type).filter(|t| !t.is_empty()))?;
-    Ok((format, FieldValidation::parse(call.query.get("fieldValidation"))?))
+/// 400.
+pub fn strictness(call: &Call) -> Result<FieldValidation, ApiError> {
+    FieldValidation::parse(call.query.get("fieldValidation"))
+}
+
+/// Decodes the body as an object of the call's kind, or of its subresource `sub`.
+///
+/// # Errors
+/// 400 and 415.
+pub fn decode_body(call: &Call, sub: Option<&str>) -> Result<decode::Decoded, ApiError> {
+    if is_protobuf(call) {
+        // The client had a type for it, so it has no unknown fields to complain of.
+        return decode::object(call.res, sub, protobuf::decode(&call.body)?, FieldValidation::Ignore);
+    }
+    decode::body(call.res, sub, &call.body, format(call)?, strictness(call)?)
+}
+
+/// Parses the body without a schema.
+///
+/// # Errors
+/// 400 and 415.
+pub fn parse_body(call: &Call) -> Result<Value, ApiError> {
+    if is_protobuf(call) {
+        return Ok(protobuf::decode(&call.body)?);
+    }
+    decode::parse(&call.body, format(call)?)
+}
+
+fn is_protobuf(call: &Call) -> bool {
+    let media = call.header(http::header::CONTENT_TYPE).split(';').next().unwrap_or_default();
+    media.trim() == protobuf::MEDIA_TYPE
+}
+
+fn format(call: &Call) -> Result<Format, ApiError> {
+    Format::from_content_type(Some(call.header(http::header::CONTENT_TYPE)).filter(|t| !t.is_empty()))
 }
 
 /// Characters of generated names: upstream's, which spell no words.

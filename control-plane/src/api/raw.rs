@@ -41,7 +41,7 @@ pub fn answer(
     match parts.as_slice() {
         [""] => Ok(body::json_value(StatusCode::OK, &json!({"paths": root_paths()}))),
         ["version"] => Ok(body::json_value(StatusCode::OK, &discovery::version())),
-        ["api"] | ["apis"] if representation(accept) == Representation::Discovery => {
+        ["api" | "apis"] if representation(accept) == Representation::Discovery => {
             let mut response = body::json_value(StatusCode::OK, &discovery::aggregated(trimmed == "api"));
             response.headers_mut().insert(
                 header::CONTENT_TYPE,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use http::{Response, StatusCode};
-use keelson_kinds::{ApiError, decode};
+use keelson_kinds::ApiError;
 use serde_json::{Value, json};
 
-use super::decoding;
+use super::decode_body;
 use crate::auth::{self, Attributes, Decision, User, authenticate, node};
 use crate::http::Call;
 use crate::http::body::{self, Body};
@@ -35,8 +35,7 @@ pub fn decide(server: &Arc<Server>, user: &User, attributes: &Attributes) -> Dec
 /// # Errors
 /// 400, 404, 415, 422.
 pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
-    let (format, validation) = decoding(call)?;
-    let mut review = decode::body(call.res, None, &call.body, format, validation)?.object;
+    let mut review = decode_body(call, None)?.object;
     review["status"] = match call.res.kind {
         "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]),
         "SubjectAccessReview" | "LocalSubjectAccessReview" => {

@@ -10,7 +10,7 @@ use kube_common::selector::LabelSelector;
 use serde_json::{Value, json};
 
 use super::write::check_preconditions;
-use super::{Fresh, decoding, delete, dry_run};
+use super::{Fresh, decode_body, delete, dry_run};
 use crate::cache::Filter;
 use crate::http::Call;
 use crate::http::body::{self, Body};
@@ -26,12 +26,7 @@ pub async fn scale(call: &Call) -> Result<Response<Body>, ApiError> {
         let object = call.server.get(call.res, &call.namespace, &call.name).ok_or_else(missing)?;
         return Ok(body::json_value(StatusCode::OK, &kinds_scale::from_object(call.res, &object)));
     }
-    let given = if call.verb == "update" {
-        let (format, validation) = decoding(call)?;
-        Some(decode::body(call.res, Some("scale"), &call.body, format, validation)?.object)
-    } else {
-        None
-    };
+    let given = if call.verb == "update" { Some(decode_body(call, Some("scale"))?.object) } else { None };
     let kind =
         if given.is_none() { Some(PatchType::from_content_type(call.header(header::CONTENT_TYPE))?) } else { None };
     let next = |current: &Value| -> Result<Value, ApiError> {
@@ -80,8 +75,7 @@ fn success(status: StatusCode) -> Response<Body> {
 /// # Errors
 /// 404, 409 when the pod is bound or being deleted.
 pub async fn bind(call: &Call) -> Result<Response<Body>, ApiError> {
-    let (format, validation) = decoding(call)?;
-    let binding = decode::body(call.res, Some("binding"), &call.body, format, validation)?.object;
+    let binding = decode_body(call, Some("binding"))?.object;
     let now = jiff::Timestamp::now();
     if !dry_run(call)? {
         call.server
@@ -98,8 +92,7 @@ pub async fn bind(call: &Call) -> Result<Response<Body>, ApiError> {
 /// # Errors
 /// 404, 429 when a budget is used up.
 pub async fn evict(call: &Call) -> Result<Response<Body>, ApiError> {
-    let (format, validation) = decoding(call)?;
-    let eviction = decode::body(call.res, Some("eviction"), &call.body, format, validation)?.object;
+    let eviction = decode_body(call, Some("eviction"))?.object;
     let mut options = DeleteOptions::from_json(&eviction["deleteOptions"])?;
     options.dry_run |= dry_run(call)?;
     let pod = call

@@ -4,10 +4,10 @@
 //! that agents mount into pods.
 
 use http::{Response, StatusCode};
-use keelson_kinds::{ApiError, FieldError, decode, lookup};
+use keelson_kinds::{ApiError, FieldError, lookup};
 use serde_json::{Value, json};
 
-use super::decoding;
+use super::decode_body;
 use crate::http::Call;
 use crate::http::body::{self, Body};
 use crate::pki::token::{Claims, ISSUER, KubernetesClaims, Ref};
@@ -28,8 +28,7 @@ const EXTENDED_SECONDS: i64 = 365 * 86_400;
 /// # Errors
 /// 404 for the account or what it is to be bound to, 409 for another uid, 422 for the lifetime.
 pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
-    let (format, validation) = decoding(call)?;
-    let mut request = decode::body(call.res, Some("token"), &call.body, format, validation)?.object;
+    let mut request = decode_body(call, Some("token"))?.object;
     let account = call
         .server
         .get(call.res, &call.namespace, &call.name)

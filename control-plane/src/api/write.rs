@@ -11,7 +11,7 @@ use keelson_kinds::strategy::Part;
 use keelson_kinds::{ApiError, FieldError, Resource, deletion, write};
 use serde_json::{Value, json};
 
-use super::{Fresh, decoding, dry_run, one, one_value};
+use super::{Fresh, decode_body, dry_run, one, one_value};
 use crate::admission;
 use crate::http::Call;
 use crate::http::body::Body;
@@ -61,8 +61,7 @@ fn set_namespace(call: &Call, object: &mut Value) -> Result<(), ApiError> {
 /// # Errors
 /// 400, 403, 404 for a missing namespace, 409, 415, 422.
 pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
-    let (format, validation) = decoding(call)?;
-    let decoded = decode::body(call.res, None, &call.body, format, validation)?;
+    let decoded = decode_body(call, None)?;
     create_decoded(call, decoded).await
 }
 
@@ -196,8 +195,7 @@ async fn apply(
 /// # Errors
 /// 400, 404, 409, 415, 422.
 pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
-    let (format, validation) = decoding(call)?;
-    let decoded = decode::body(call.res, sub(call), &call.body, format, validation)?;
+    let decoded = decode_body(call, sub(call))?;
     let given = decoded.object["metadata"]["name"].as_str().unwrap_or_default();
     if given != call.name {
         return Err(ApiError::bad_request(format!(

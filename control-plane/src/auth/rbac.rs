@@ -149,7 +149,7 @@ impl Rbac {
         rules
     }
 
-    fn applicable(&self, user: &User, namespace: &str, mut stop: impl FnMut(&Rule) -> bool) -> bool {
+    fn applicable(&self, user: &User, namespace: &str, stop: impl FnMut(&Rule) -> bool) -> bool {
         let index = self.index();
         let local = (!namespace.is_empty()).then(|| index.namespaced.get(namespace)).flatten();
         index
@@ -158,7 +158,7 @@ impl Rbac {
             .chain(local.into_iter().flatten())
             .filter(|binding| binding.subjects.iter().any(|subject| is_subject(subject, user)))
             .flat_map(|binding| binding.rules.iter())
-            .any(|rule| stop(rule))
+            .any(stop)
     }
 }
 

@@ -44,7 +44,7 @@ pub fn parse(path: &str) -> Target {
     let mut parsed = ResourcePath { group, version, ..ResourcePath::default() };
     let mut rest = rest.into_iter().peekable();
     let mut resource = rest.next().unwrap_or_default();
-    if resource == "namespaces" && parsed.group.is_empty() || resource == "namespaces" && rest.len() >= 2 {
+    if resource == "namespaces" && (parsed.group.is_empty() || rest.len() >= 2) {
         let namespace = rest.next();
         match (namespace, rest.next()) {
             (namespace, None) => {

@@ -313,7 +313,7 @@ fn still_good(path: &Path, pem: &str, key: &KeyPair, names: &ServingNames) -> Re
     let same_key = cert.public_key().subject_public_key.data.as_ref() == key.der_bytes();
     let sans = cert.subject_alternative_name().ok().flatten();
     let present: Vec<_> = sans.iter().flat_map(|s| s.value.general_names.iter()).collect();
-    let has = |wanted: &x509_parser::extensions::GeneralName<'_>| present.iter().any(|n| *n == wanted);
+    let has = |wanted: &x509_parser::extensions::GeneralName<'_>| present.contains(&wanted);
     let named = names.dns.iter().all(|n| has(&x509_parser::extensions::GeneralName::DNSName(n)))
         && names.addresses.iter().all(|a| match a {
             IpAddr::V4(a) => has(&x509_parser::extensions::GeneralName::IPAddress(&a.octets())),
