@@ -295,6 +295,9 @@ fn without_record(
             status.state = Some(lost_state(old));
         }
     }
+    if old.container_id.is_some() {
+        status.image.clone_from(&old.image);
+    }
     status.restart_count = old.restart_count;
     status.container_id.clone_from(&old.container_id);
     status.image_id.clone_from(&old.image_id);

@@ -109,6 +109,8 @@ pub(crate) struct Worker {
     previous: PodStatus,
     probes: Probes,
     errors: u32,
+    /// The record that the last pass ended with.
+    seen: Arc<PodRecord>,
     /// The pod object for which volumes were last set up.
     mounted: Option<Arc<Pod>>,
     end: Option<NodeEnd>,
@@ -141,6 +143,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         previous,
         probes,
         errors: 0,
+        seen: Arc::default(),
         mounted: None,
         end: None,
         network_reported: false,
@@ -161,6 +164,10 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
             next = worker.sync() => next,
         };
         let Next::At(at) = next else { break };
+        // What the pass itself has read back is no news; anything newer is.
+        if !Arc::ptr_eq(&records.borrow_and_update(), &worker.seen) {
+            continue;
+        }
         tokio::select! {
             () = stop.cancelled() => return Outcome::AgentStops,
             changed = desired.changed() => if changed.is_err() { return Outcome::AgentStops },
@@ -244,6 +251,7 @@ impl Worker {
     /// One pass: decide and act until nothing is left to do.
     async fn sync(&mut self) -> Next {
         let mut record = self.record();
+        self.seen = record.clone();
         self.update_probes(&record);
         let phase = self.publish(&record, false);
         if phase.is_terminal() || self.past_deadline() {
@@ -264,7 +272,10 @@ impl Worker {
             for _ in 0..MAX_ROUNDS {
                 clean = self.perform(&actions, &record).await;
                 match self.node.pleg.refresh(pod::uid(&self.pod)).await {
-                    Ok(fresh) => record = fresh,
+                    Ok(fresh) => {
+                        self.seen = fresh.clone();
+                        record = fresh;
+                    }
                     Err(error) => {
                         warn!(pod = %pod::display(&self.pod), "cannot read the pod back: {error}");
                         clean = false;
