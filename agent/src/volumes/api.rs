@@ -370,3 +370,7 @@ fn message_of(error: &kube::Error) -> String {
         other => other.to_string(),
     }
 }
+
+#[cfg(test)]
+#[path = "api_tests.rs"]
+mod tests;

@@ -11,6 +11,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use futures::future::join_all;
@@ -34,6 +35,8 @@ use super::tokens::{PodTokens, until};
 use super::{atomic, is_dns_label};
 use crate::env::fields::NodeFacts;
 
+/// Volumes that were right are looked at again after so long, in case something foreign unmounted them.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// Pods refreshed at the same time after a change.
 const REFRESH_PARALLEL: usize = 4;
 
@@ -43,7 +46,22 @@ pub type OnError = Arc<dyn Fn(&Pod, &VolumeError) + Send + Sync>;
 struct PodState {
     pod: Arc<Pod>,
     facts: NodeFacts,
+    /// When everything was last found or made right.
+    complete: Option<Instant>,
     removed: bool,
+}
+
+impl PodState {
+    /// Whether the volumes of `pod` were right a moment ago and nothing they depend on has changed: a pod's status
+    /// changes often, its volumes seldom.
+    fn settled(&self, pod: &Pod, facts: &NodeFacts) -> bool {
+        let (old, new) = (&self.pod.metadata, &pod.metadata);
+        self.complete.is_some_and(|at| at.elapsed() < LOOK_AGAIN)
+            && self.facts == *facts
+            && old.labels == new.labels
+            && old.annotations == new.annotations
+            && self.pod.spec == pod.spec
+    }
 }
 
 struct PodEntry {
@@ -98,7 +116,12 @@ impl VolumeManager {
         let mut pods = self.pods.lock();
         let entry = pods.entry(uid.to_owned()).or_insert_with(|| {
             Arc::new(PodEntry {
-                state: tokio::sync::Mutex::new(PodState { pod: Arc::clone(pod), facts: facts.clone(), removed: false }),
+                state: tokio::sync::Mutex::new(PodState {
+                    pod: Arc::clone(pod),
+                    facts: facts.clone(),
+                    complete: None,
+                    removed: false,
+                }),
                 tokens: PodTokens::default(),
                 keys: Mutex::default(),
             })
@@ -116,9 +139,13 @@ impl VolumeManager {
     pub async fn set_up(&self, pod: &Arc<Pod>, facts: &NodeFacts) -> Result<(), Vec<VolumeError>> {
         let entry = self.entry(pod, facts);
         let mut state = entry.state.lock().await;
+        if state.settled(pod, facts) {
+            return Ok(());
+        }
         state.pod = Arc::clone(pod);
         state.facts = facts.clone();
         let errors = self.refresh_locked(&entry, &state, |_| true).await;
+        state.complete = errors.is_empty().then(Instant::now);
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
