@@ -158,7 +158,7 @@ pub struct MaterialsInputs {
     /// Addresses of the node.
     pub addresses: Vec<String>,
     /// What pods may use in all.
-    pub allocatable: crate::node::status::Resources,
+    pub allocatable: node::status::Resources,
     /// Events.
     pub recorder: Arc<Recorder>,
     /// Ends with the agent.
@@ -198,7 +198,7 @@ pub async fn run(
         let server = HealthServer::bind(address, endpoints.clone()).await?;
         tracker.spawn(server.run(stop.clone()));
     }
-    info!(node = name, version = crate::node::status::KUBELET_VERSION, "agent starts");
+    info!(node = name, version = node::status::KUBELET_VERSION, "agent starts");
     let runtime: Arc<dyn Runtime> = Arc::new(CriRuntime::new(&config.kubelet.container_runtime_endpoint));
     let Some(version) = runtime_version(runtime.as_ref(), &stop).await else { return Ok(()) };
     info!(runtime = version.name, version = version.version, "container runtime answers");

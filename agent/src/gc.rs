@@ -60,8 +60,8 @@ pub async fn containers(node: &Arc<NodeContext>, known: &BTreeSet<String>) {
 /// Takes down volumes, cgroups and logs of pods nobody knows any more. Only after every source has spoken.
 pub async fn leftovers(node: &Arc<NodeContext>, known: &BTreeSet<String>) {
     let live: BTreeSet<String> = node.pleg.all().iter().map(|r| r.uid.clone()).chain(known.iter().cloned()).collect();
-    for uid in node.materials.on_disk().into_iter().filter(|uid| !live.contains(uid)) {
-        match node.materials.teardown(&uid).await {
+    for uid in node.materials.on_disk().await.into_iter().filter(|uid| !live.contains(uid)) {
+        match node.materials.teardown(&uid, true).await {
             Ok(()) => info!(uid, "removed what an ended pod left on disk"),
             Err(error) => warn!(uid, "cannot remove what an ended pod left on disk: {error}"),
         }

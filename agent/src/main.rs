@@ -2,12 +2,12 @@
 //! configuration; 4 the node's files or sockets cannot be set up; 130 second signal while stopping.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::Parser;
 use keelson_agent::agent;
 use keelson_agent::config::{self, Flags};
-use keelson_agent::materials::Bare;
+use keelson_agent::node_materials::NodeMaterials;
+use keelson_agent::view;
 
 const CONFIG_ERROR: u8 = 3;
 const START_ERROR: u8 = 4;
@@ -33,7 +33,8 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         let stop = kube_common::shutdown::on_signals()?;
-        agent::run(config, Box::new(|_| Arc::new(Bare)), Vec::new(), stop).await?;
+        let materials = Box::new(|inputs: &agent::MaterialsInputs| NodeMaterials::start(inputs) as _);
+        agent::run(config, materials, vec![Box::new(view::serve)], stop).await?;
         anyhow::Ok(())
     });
     match outcome {

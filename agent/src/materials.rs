@@ -60,10 +60,10 @@ pub trait Materials: Send + Sync {
     ) -> BoxFuture<'a, Result<ContainerMaterials, MaterialError>>;
     /// Credentials of the pod's pull secrets.
     fn credentials<'a>(&'a self, pod: &'a Pod, image: &'a str) -> BoxFuture<'a, Vec<AuthConfig>>;
-    /// Takes everything of a pod down and removes its folder.
-    fn teardown<'a>(&'a self, uid: &'a str) -> BoxFuture<'a, Result<(), MaterialError>>;
+    /// Takes the volumes of a pod down; with `whole` its folder goes too.
+    fn teardown<'a>(&'a self, uid: &'a str, whole: bool) -> BoxFuture<'a, Result<(), MaterialError>>;
     /// UIDs of the pods with a folder on disk.
-    fn on_disk(&self) -> Vec<String>;
+    fn on_disk(&self) -> BoxFuture<'_, Vec<String>>;
 }
 
 /// Literal environment values and nothing else: for tests of workers.
@@ -99,11 +99,11 @@ impl Materials for Bare {
         async { Vec::new() }.boxed()
     }
 
-    fn teardown<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<(), MaterialError>> {
+    fn teardown<'a>(&'a self, _: &'a str, _: bool) -> BoxFuture<'a, Result<(), MaterialError>> {
         async { Ok(()) }.boxed()
     }
 
-    fn on_disk(&self) -> Vec<String> {
-        Vec::new()
+    fn on_disk(&self) -> BoxFuture<'_, Vec<String>> {
+        async { Vec::new() }.boxed()
     }
 }

@@ -336,8 +336,17 @@ impl Pleg {
         entry.ended.is_empty()
     }
 
-    fn owner(&self, id: &str) -> Option<String> {
+    /// The pod a container or sandbox belongs to.
+    #[must_use]
+    pub fn owner_of(&self, id: &str) -> Option<String> {
         self.index.lock().get(id).cloned()
+    }
+
+    /// A container by its identifier.
+    #[must_use]
+    pub fn find_container(&self, id: &str) -> Option<ContainerRecord> {
+        let record = self.get(&self.owner_of(id)?)?;
+        record.containers.iter().find(|c| c.id == id).cloned()
     }
 
     /// Takes in one hint; true when a full relist is due.
@@ -352,7 +361,7 @@ impl Pleg {
                 true
             }
             Hint::Exited(id) | Hint::OutOfMemory(id) => {
-                if let Some(uid) = self.owner(&id) {
+                if let Some(uid) = self.owner_of(&id) {
                     self.refresh_soon(uid, Some(id));
                     return false;
                 }
@@ -363,7 +372,7 @@ impl Pleg {
             }
             Hint::Started(_) => false,
             Hint::Removed(id) => {
-                if let Some(uid) = self.owner(&id) {
+                if let Some(uid) = self.owner_of(&id) {
                     self.refresh_soon(uid, None);
                 }
                 false

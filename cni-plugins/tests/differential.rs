@@ -55,7 +55,11 @@ fn bridge_is_as_the_reference() {
         return;
     }
     let ours = Plugins::ours();
+    let no_vlans = common::no_vlan_filtering(name);
     for (case, keys) in bridge_cases() {
+        if no_vlans && !keys["vlan"].is_null() {
+            continue;
+        }
         for version in ["1.0.0", "0.4.0", "0.3.1"] {
             let theirs = observe(Path::new(REFERENCE), &keys, version);
             let mine = observe(ours.path(), &keys, version);
@@ -78,8 +82,7 @@ fn observe(plugins: &Path, keys: &Value, version: &str) -> Value {
     let netns = container.path();
     let call = |command| Call::new(plugins, "bridge", command, &netns);
     let result = call("ADD").run(Some(&host), &config).expect("ADD");
-    let state =
-        json!({ "host": host_state(&host), "container": container_state(&container), "files": files(data.path()) });
+    let state = state_of(&host, &container, data.path());
     let bare =
         config["ipam"]["routes"].as_array().is_some_and(|routes| routes.iter().any(|route| route["gw"].is_null()));
     // The reference's CHECK does not find its own routes without a next hop.
@@ -88,9 +91,21 @@ fn observe(plugins: &Path, keys: &Value, version: &str) -> Value {
     }
     call("DEL").run(Some(&host), &config).expect("DEL");
     call("DEL").run(Some(&host), &config).expect("second DEL");
-    let after =
-        json!({ "host": host_state(&host), "container": container_state(&container), "files": files(data.path()) });
+    // A bridge that has lost its last port loses its carrier a moment later.
+    let mut after = state_of(&host, &container, data.path());
+    without_carrier(&mut after["host"]["links"]);
     json!({ "result": scrub_result(result), "state": state, "after": after })
+}
+
+fn state_of(host: &Namespace, container: &Namespace, data: &Path) -> Value {
+    json!({ "host": host_state(host), "container": container_state(container), "files": files(data) })
+}
+
+fn without_carrier(links: &mut Value) {
+    for link in links.as_array_mut().unwrap() {
+        link["state"].take();
+        link["flags"].as_array_mut().unwrap().retain(|flag| flag != "NO-CARRIER");
+    }
 }
 
 /// Random names and addresses become words; the order of members is no matter in JSON.

@@ -236,6 +236,9 @@ fn keys_newer_than_debians_reference() {
         return;
     }
     let plugins = Plugins::ours();
+    if common::no_vlan_filtering(name) {
+        return;
+    }
     let (host, first, second, third) = (Namespace::new(), Namespace::new(), Namespace::new(), Namespace::new());
     let add = |container: &Namespace, id: &str, keys: Value| {
         let mut config =
@@ -274,6 +277,32 @@ fn keys_newer_than_debians_reference() {
 
     add(&third, "c", json!({ "disableContainerInterface": true }));
     let link = third.json("ip", &["-j", "link", "show", "eth0"]);
+    assert!(!link[0]["flags"].as_array().unwrap().contains(&"UP".into()));
+}
+
+#[test]
+fn isolated_ports_and_interfaces_left_down() {
+    let name = "isolated_ports_and_interfaces_left_down";
+    if cannot_run(name) {
+        return;
+    }
+    let plugins = Plugins::ours();
+    let (host, first, second) = (Namespace::new(), Namespace::new(), Namespace::new());
+    let add = |container: &Namespace, key: &str| {
+        let config = json!({ "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "kbr0", key: true });
+        let netns = container.path();
+        Call { container: key, ..Call::new(plugins.path(), "bridge", "ADD", &netns) }
+            .run(Some(&host), &config)
+            .expect("ADD")
+    };
+    let result = add(&first, "portIsolation");
+    assert_eq!(result["interfaces"][2]["mtu"], 1500);
+    let port = result["interfaces"][1]["name"].as_str().unwrap();
+    let detail = host.json("ip", &["-j", "-d", "link", "show", port]);
+    assert_eq!(detail[0]["linkinfo"]["info_slave_data"]["isolated"], true);
+
+    add(&second, "disableContainerInterface");
+    let link = second.json("ip", &["-j", "link", "show", "eth0"]);
     assert!(!link[0]["flags"].as_array().unwrap().contains(&"UP".into()));
 }
 

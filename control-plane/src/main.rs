@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
@@ -107,7 +108,18 @@ fn port_range(text: &str) -> Result<(u16, u16), String> {
     }
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match run_command() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line with all causes; a backtrace would say nothing to an operator.
+            eprintln!("control-plane: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_command() -> anyhow::Result<()> {
     let cli = Cli::parse();
     kube_common::logging::init(cli.verbose);
     kube_common::tls::install_ring();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ipnet::IpNet;
-use keelson_kinds::{ApiError, Reason, Resource};
+use keelson_kinds::{ApiError, Reason, Resource, write};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -125,6 +125,21 @@ pub fn too_large_version(wanted: Revision, newest: Revision) -> ApiError {
     error
 }
 
+/// What is stored of an object; only a view's differs from what its clients see.
+fn stored_form(res: &Resource, object: Value) -> Value {
+    if res.storage_version { object } else { write::to_storage(res, object) }
+}
+
+/// What clients of `res` see of an encoded stored object.
+fn shown_form(res: &Resource, json: Bytes, revision: Revision) -> Bytes {
+    if res.storage_version {
+        return json;
+    }
+    let mut value: Value = serde_json::from_slice(&json).unwrap_or_default();
+    write::from_storage(res, &mut value, revision);
+    value.to_string().into()
+}
+
 impl Server {
     /// The cache of a stored kind.
     ///
@@ -137,7 +152,7 @@ impl Server {
     /// One object, parsed.
     #[must_use]
     pub fn get(&self, res: &Resource, namespace: &str, name: &str) -> Option<Value> {
-        self.hub.cache(res)?.get(&res.key(namespace, name)).map(|object| object.value())
+        self.hub.cache(res)?.get(&res.key(namespace, name)).map(|object| object.value_as(res))
     }
 
     async fn catch_up(&self, revision: Revision) -> Result<(), ApiError> {
@@ -160,13 +175,13 @@ impl Server {
         object: &Value,
     ) -> Result<Option<Bytes>, ApiError> {
         let key: Arc<str> = res.key(namespace, name).into();
-        let value = cache::encode(object);
+        let value = cache::encode(&stored_form(res, object.clone()));
         let txn =
             Txn { expect: vec![(Arc::clone(&key), Expect::Absent)], ops: vec![Op::Put { key, value: value.clone() }] };
         match self.store.txn(txn).await.map_err(store_error)? {
             TxnOutcome::Committed(revision) => {
                 self.catch_up(revision).await?;
-                Ok(Some(cache::with_revision(&value, revision)))
+                Ok(Some(shown_form(res, cache::with_revision(&value, revision), revision)))
             }
             TxnOutcome::Conflict { .. } => Ok(None),
         }
@@ -187,17 +202,19 @@ impl Server {
         let cache = self.cache(res)?;
         for _ in 0..MAX_CONFLICTS {
             let object = cache.get(&key).ok_or_else(|| ApiError::not_found(res, name))?;
-            let current = object.value();
+            let current = object.value_as(res);
             let (op, kept) = match change(&current)? {
-                Change::Keep => return Ok(Changed { json: object.json.clone(), removed: false }),
+                Change::Keep => return Ok(Changed { json: object.json_as(res), removed: false }),
                 Change::Put(new) => {
-                    let value = cache::encode(&new);
-                    if value == cache::encode(&current) {
-                        return Ok(Changed { json: object.json.clone(), removed: false });
+                    let value = cache::encode(&stored_form(res, new));
+                    if value == cache::encode(&object.value()) {
+                        return Ok(Changed { json: object.json_as(res), removed: false });
                     }
                     (Op::Put { key: Arc::clone(&key), value: value.clone() }, Some(value))
                 }
-                Change::Remove(last) => (Op::Delete { key: Arc::clone(&key) }, Some(cache::encode(&last))),
+                Change::Remove(last) => {
+                    (Op::Delete { key: Arc::clone(&key) }, Some(cache::encode(&stored_form(res, last))))
+                }
             };
             let removed = matches!(op, Op::Delete { .. });
             let txn = Txn { expect: vec![(Arc::clone(&key), Expect::ModRevision(object.revision))], ops: vec![op] };
@@ -205,6 +222,7 @@ impl Server {
                 TxnOutcome::Committed(revision) => {
                     self.catch_up(revision).await?;
                     let json = kept.map(|value| cache::with_revision(&value, revision)).unwrap_or_default();
+                    let json = shown_form(res, json, revision);
                     return Ok(Changed { json, removed });
                 }
                 TxnOutcome::Conflict { mod_revision, .. } => {

@@ -99,14 +99,12 @@ impl Allocator {
         }
     }
 
-    /// Fills in and reserves what a Service needs. The caller settles afterwards, whatever happens.
+    /// Fills in and reserves what a Service needs; an update has been given what it leaves out and holds already. The caller settles
+    /// afterwards, whatever happens.
     ///
     /// # Errors
     /// 422 naming the field, 500 when a range is used up.
-    pub fn allocate(&self, owner: &str, service: &mut Value, old: Option<&Value>) -> Result<(), ApiError> {
-        if let Some(old) = old {
-            carry_over(&mut service["spec"], &old["spec"]);
-        }
+    pub fn allocate(&self, owner: &str, service: &mut Value) -> Result<(), ApiError> {
         let name = service["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let spec = &mut service["spec"];
         let mut taken = self.taken.lock();
@@ -255,52 +253,6 @@ impl Allocator {
     }
 }
 
-/// Keeps what the old Service had where the new one does not say: addresses and node ports; drops what its new type does not have.
-fn carry_over(new: &mut Value, old: &Value) {
-    if wants_address(old) && wants_address(new) {
-        for field in ["clusterIP", "clusterIPs"] {
-            if new[field].is_null() || new[field] == "" || new[field].as_array().is_some_and(Vec::is_empty) {
-                new[field] = old[field].clone();
-            }
-        }
-    }
-    if wants_address(old) && !wants_address(new) && new["clusterIP"] == old["clusterIP"] {
-        for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
-            remove(new, field);
-        }
-    }
-    let old_ports: Vec<_> = old["ports"].as_array().into_iter().flatten().cloned().collect();
-    if wants_ports(old) && wants_ports(new) {
-        let used: Vec<_> = node_ports(new).into_iter().map(|(p, _)| p).collect();
-        for port in new["ports"].as_array_mut().into_iter().flatten() {
-            if port_number(&port["nodePort"]).is_some() {
-                continue;
-            }
-            let before = old_ports.iter().find(|p| p["name"] == port["name"]);
-            if let Some(number) = before.and_then(|p| port_number(&p["nodePort"])).filter(|n| !used.contains(n)) {
-                port["nodePort"] = json!(number);
-            }
-        }
-    }
-    if wants_ports(old) && !wants_ports(new) && node_ports(new) == node_ports(old) {
-        for port in new["ports"].as_array_mut().into_iter().flatten() {
-            remove(port, "nodePort");
-        }
-    }
-    if wants_health_port(old) && wants_health_port(new) && new["healthCheckNodePort"].is_null() {
-        new["healthCheckNodePort"] = old["healthCheckNodePort"].clone();
-    }
-    if wants_health_port(old) && !wants_health_port(new) && new["healthCheckNodePort"] == old["healthCheckNodePort"] {
-        remove(new, "healthCheckNodePort");
-    }
-}
-
-fn remove(value: &mut Value, field: &str) {
-    if let Some(map) = value.as_object_mut() {
-        map.remove(field);
-    }
-}
-
 fn size(cidr: &IpNet) -> u128 {
     let bits = cidr.max_prefix_len() - cidr.prefix_len();
     1u128 << bits.min(127)
@@ -346,15 +298,15 @@ mod tests {
         let mut last = Value::Null;
         for i in 0..253 {
             let mut s = service("ClusterIP");
-            allocator.allocate(&format!("d/{i}"), &mut s, None).unwrap_or_else(|e| panic!("{i}: {e}"));
+            allocator.allocate(&format!("d/{i}"), &mut s).unwrap_or_else(|e| panic!("{i}: {e}"));
             assert!(seen.insert(s["spec"]["clusterIP"].to_string()), "twice");
             assert_eq!(s["spec"]["clusterIPs"][0], s["spec"]["clusterIP"]);
             last = s;
         }
-        assert!(allocator.allocate("d/x", &mut service("ClusterIP"), None).is_err());
+        assert!(allocator.allocate("d/x", &mut service("ClusterIP")).is_err());
         allocator.settle("d/252", None);
         let mut s = service("ClusterIP");
-        allocator.allocate("d/x", &mut s, None).unwrap();
+        allocator.allocate("d/x", &mut s).unwrap();
         assert_eq!(s["spec"]["clusterIP"], last["spec"]["clusterIP"]);
     }
 
@@ -363,12 +315,12 @@ mod tests {
         let allocator = allocator();
         let mut s = service("ClusterIP");
         s["spec"]["clusterIP"] = json!("10.96.0.10");
-        allocator.allocate("d/a", &mut s.clone(), None).unwrap();
-        let error = allocator.allocate("d/b", &mut s.clone(), None).unwrap_err();
+        allocator.allocate("d/a", &mut s.clone()).unwrap();
+        let error = allocator.allocate("d/b", &mut s.clone()).unwrap_err();
         assert!(reasons(&error).contains("provided IP is already allocated"), "{error}");
         for bad in ["10.97.0.1", "10.96.0.0", "10.96.0.255", "x"] {
             s["spec"]["clusterIP"] = json!(bad);
-            assert_eq!(allocator.allocate("d/c", &mut s.clone(), None).unwrap_err().code, 422, "{bad}");
+            assert_eq!(allocator.allocate("d/c", &mut s.clone()).unwrap_err().code, 422, "{bad}");
         }
     }
 
@@ -377,10 +329,10 @@ mod tests {
         let allocator = allocator();
         let mut headless = service("ClusterIP");
         headless["spec"]["clusterIP"] = json!("None");
-        allocator.allocate("d/a", &mut headless, None).unwrap();
+        allocator.allocate("d/a", &mut headless).unwrap();
         assert_eq!(headless["spec"]["clusterIPs"], json!(["None"]));
         let mut external = service("ExternalName");
-        allocator.allocate("d/b", &mut external, None).unwrap();
+        allocator.allocate("d/b", &mut external).unwrap();
         assert!(external["spec"]["clusterIP"].is_null());
         assert!(allocator.taken.lock().addresses.is_empty());
     }
@@ -391,37 +343,31 @@ mod tests {
         let mut s = service("NodePort");
         s["spec"]["ports"] =
             json!([{"name": "t", "port": 53, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}]);
-        allocator.allocate("d/a", &mut s, None).unwrap();
+        allocator.allocate("d/a", &mut s).unwrap();
         assert_eq!(s["spec"]["ports"][0]["nodePort"], s["spec"]["ports"][1]["nodePort"]);
         let mut other = service("NodePort");
         other["spec"]["ports"][0]["nodePort"] = s["spec"]["ports"][0]["nodePort"].clone();
-        let error = allocator.allocate("d/b", &mut other, None).unwrap_err();
+        let error = allocator.allocate("d/b", &mut other).unwrap_err();
         assert!(reasons(&error).contains("provided port is already allocated"), "{error}");
         other["spec"]["ports"][0]["nodePort"] = json!(80);
-        let error = allocator.allocate("d/b", &mut other, None).unwrap_err();
+        let error = allocator.allocate("d/b", &mut other).unwrap_err();
         assert!(reasons(&error).contains("The range of valid ports is 30000-30100"), "{error}");
     }
 
     #[test]
-    fn updates_keep_and_type_changes_release() {
+    fn settling_releases_what_the_spec_no_longer_has() {
         let allocator = allocator();
-        let mut old = service("NodePort");
-        allocator.allocate("d/a", &mut old, None).unwrap();
-        let mut same = service("NodePort");
-        allocator.allocate("d/a", &mut same, Some(&old)).unwrap();
-        assert_eq!(same["spec"]["clusterIP"], old["spec"]["clusterIP"]);
-        assert_eq!(same["spec"]["ports"], old["spec"]["ports"]);
-        let mut plain = old.clone();
-        plain["spec"]["type"] = json!("ClusterIP");
-        allocator.allocate("d/a", &mut plain, Some(&old)).unwrap();
-        assert!(plain["spec"]["ports"][0].get("nodePort").is_none());
-        allocator.settle("d/a", Some(&plain));
+        let mut s = service("NodePort");
+        allocator.allocate("d/a", &mut s).unwrap();
+        let before = s.clone();
+        allocator.allocate("d/a", &mut s).unwrap();
+        assert_eq!(s, before, "what is held already stays");
+        s["spec"]["type"] = json!("ClusterIP");
+        s["spec"]["ports"][0].as_object_mut().unwrap().remove("nodePort");
+        allocator.settle("d/a", Some(&s));
         assert!(allocator.taken.lock().ports.is_empty());
-        let mut external = plain.clone();
-        external["spec"]["type"] = json!("ExternalName");
-        allocator.allocate("d/a", &mut external, Some(&plain)).unwrap();
-        assert!(external["spec"].get("clusterIP").is_none());
-        allocator.settle("d/a", Some(&external));
+        assert_eq!(allocator.taken.lock().addresses.len(), 1);
+        allocator.settle("d/a", None);
         assert!(allocator.taken.lock().addresses.is_empty());
     }
 }

@@ -11,12 +11,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Taint;
 use kube_common::duration::GoDuration;
 use kube_common::quantity::Quantity;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::runtime::identity;
 
 /// Upstream's configuration document.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, rename_all = "camelCase")]
 pub struct KubeletConfiguration {
     /// Folder of static pod manifests.
@@ -132,88 +132,161 @@ pub struct KubeletConfiguration {
     /// Accepted and ignored: no feature here is gated.
     pub feature_gates: BTreeMap<String, bool>,
     // Known, without effect yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
     http_check_frequency: Option<serde_json::Value>,
     #[serde(rename = "staticPodURL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     static_pod_url: Option<serde_json::Value>,
     #[serde(rename = "staticPodURLHeader")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     static_pod_url_header: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     read_only_port: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tls_cipher_suites: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tls_min_version: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tls_curve_preferences: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     rotate_certificates: Option<serde_json::Value>,
     #[serde(rename = "serverTLSBootstrap")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     server_tls_bootstrap: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     image_pull_credentials_verification_policy: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     preloaded_images_verification_allowlist: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     enable_contention_profiling: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     streaming_connection_idle_timeout: Option<serde_json::Value>,
     #[serde(rename = "imageMinimumGCAge")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     image_minimum_gc_age: Option<serde_json::Value>,
     #[serde(rename = "imageMaximumGCAge")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     image_maximum_gc_age: Option<serde_json::Value>,
     #[serde(rename = "imageGCHighThresholdPercent")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     image_gc_high_threshold_percent: Option<serde_json::Value>,
     #[serde(rename = "imageGCLowThresholdPercent")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     image_gc_low_threshold_percent: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     volume_stats_agg_period: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     kubelet_cgroups: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     system_cgroups: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     cpu_manager_policy: Option<serde_json::Value>,
     #[serde(rename = "singleProcessOOMKill")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     single_process_oom_kill: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     cpu_manager_policy_options: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     cpu_manager_reconcile_period: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     memory_manager_policy: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     topology_manager_policy: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     topology_manager_scope: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     topology_manager_policy_options: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     qos_reserved: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     hairpin_mode: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     run_once: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_open_files: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     content_type: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     eviction_soft: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     eviction_soft_grace_period: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     eviction_pressure_transition_period: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     eviction_max_pod_grace_period: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     eviction_minimum_reclaim: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     merge_default_eviction_settings: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pods_per_core: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     enable_controller_attach_detach: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     protect_kernel_defaults: Option<serde_json::Value>,
     #[serde(rename = "makeIPTablesUtilChains")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     make_ip_tables_util_chains: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     iptables_masquerade_bit: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     iptables_drop_bit: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     memory_swap: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     container_log_max_size: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     container_log_max_files: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     container_log_max_workers: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     container_log_monitor_interval: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     config_map_and_secret_change_detection_strategy: Option<serde_json::Value>,
     #[serde(rename = "reservedSystemCPUs")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     reserved_system_cp_us: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     show_hidden_metrics_for_version: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     system_reserved_cgroup: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     kube_reserved_cgroup: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     enforce_node_allocatable: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     allowed_unsafe_sysctls: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     volume_plugin_dir: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     kernel_memcg_notification: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     logging: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     enable_system_log_handler: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     enable_system_log_query: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     shutdown_grace_period: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     shutdown_grace_period_critical_pods: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     shutdown_grace_period_by_pod_priority: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     reserved_memory: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     enable_profiling_handler: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     enable_debug_flags_handler: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     memory_throttling_factor: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tracing: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     local_storage_capacity_isolation: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     image_service_endpoint: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     user_namespaces: Option<serde_json::Value>,
 }
 
@@ -489,7 +562,7 @@ impl KubeletConfiguration {
 }
 
 /// Restart delays.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, rename_all = "camelCase")]
 pub struct CrashLoopBackOff {
     /// Longest delay between restarts of one container.
@@ -497,7 +570,7 @@ pub struct CrashLoopBackOff {
 }
 
 /// Who names cgroups.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupDriver {
     /// Plain folders.
@@ -507,7 +580,7 @@ pub enum CgroupDriver {
 }
 
 /// Who may call the HTTPS server.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Authentication {
     /// Client certificates.
@@ -519,7 +592,7 @@ pub struct Authentication {
 }
 
 /// Client certificates.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct X509 {
     /// Certificates of the authorities that sign clients.
@@ -528,7 +601,7 @@ pub struct X509 {
 }
 
 /// Tokens checked by the API server.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WebhookAuthentication {
     /// Whether tokens are accepted.
@@ -545,7 +618,7 @@ impl Default for WebhookAuthentication {
 }
 
 /// Callers without credentials.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Anonymous {
     /// Whether they are let in.
@@ -553,7 +626,7 @@ pub struct Anonymous {
 }
 
 /// What a caller may do.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Authorization {
     /// `Webhook` asks the API server, `AlwaysAllow` asks nobody.
@@ -563,7 +636,7 @@ pub struct Authorization {
 }
 
 /// How callers are authorised.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 pub enum AuthorizationMode {
     /// Ask the API server.
     #[default]
@@ -573,7 +646,7 @@ pub enum AuthorizationMode {
 }
 
 /// How long the API server's answers hold.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default, rename_all = "camelCase")]
 pub struct WebhookAuthorization {
     /// A yes.

@@ -23,7 +23,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 fn lease(node: &str, node_uid: &str, seconds: i32, old: Option<Lease>) -> Lease {
     let mut out = old.unwrap_or_default();
-    let now = k8s_openapi::jiff::Timestamp::from_nanosecond(i128::from(clock::now())).unwrap_or_default();
+    let now = jiff::Timestamp::from_nanosecond(i128::from(clock::now())).unwrap_or_default();
     out.metadata = ObjectMeta {
         name: Some(node.to_owned()),
         namespace: Some(NAMESPACE.into()),

@@ -251,7 +251,7 @@ mod tests {
             disk: 100 << 30,
             port: 10250,
             previous,
-            now: &Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH),
+            now: &Time(jiff::Timestamp::UNIX_EPOCH),
         })
     }
 

@@ -123,7 +123,7 @@ impl Folder {
                 );
             }
         };
-        let seen = k8s_openapi::jiff::Timestamp::from_nanosecond(i128::from(clock::now())).map(|t| t.to_string());
+        let seen = jiff::Timestamp::from_nanosecond(i128::from(clock::now())).map(|t| t.to_string());
         match manifest::parse(path, &text, node, &seen.unwrap_or_default()) {
             Err(e) => wrong(known, e.to_string()),
             Ok(found) => {

@@ -186,7 +186,7 @@ impl World {
                 spec.containers[0].image = Some(format!("x{}", self.now));
             }
             Step::Delete => {
-                self.pod.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+                self.pod.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
             }
             Step::AgentRestart => self.memory = Memory::default(),
             Step::Wait(seconds) => self.now += seconds * S,

@@ -145,7 +145,7 @@ fn a_changed_image_replaces_the_container() {
 #[test]
 fn deletion_stops_everything() {
     let mut p = pod(json!({"containers": [{"name": "m"}]}));
-    p.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+    p.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
     let a = decide(&p, ready(), vec![record("m", ContainerState::Exited, 1)], &Memory::default());
     assert!(a.kill_pod && a.start.is_empty());
 }

@@ -107,6 +107,8 @@ pub(crate) struct Worker {
     previous: PodStatus,
     probes: Probes,
     errors: u32,
+    /// The pod object for which volumes were last set up.
+    mounted: Option<Arc<Pod>>,
     end: Option<NodeEnd>,
     network_reported: bool,
 }
@@ -136,6 +138,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         previous,
         probes,
         errors: 0,
+        mounted: None,
         end: None,
         network_reported: false,
     };
@@ -227,6 +230,10 @@ impl Worker {
         let mut actions = self.decide(&record);
         self.note_backing_off(&actions);
         let mut clean = true;
+        if actions.is_empty() && record.any_live() && !self.mounted.as_ref().is_some_and(|m| Arc::ptr_eq(m, &self.pod)) {
+            // A pod that was running before this agent, or whose object changed: its volumes follow.
+            clean = self.mount().await.is_ok();
+        }
         if !actions.is_empty() {
             if let Err(pause) = self.prepare(&actions).await {
                 return Next::At(pause);
@@ -328,12 +335,21 @@ impl Worker {
             warn!(pod = %pod::display(&self.pod), "{error}");
             return Err(self.error_deadline());
         }
-        let node = self.node.clone();
-        if let Err(error) = node.materials.volumes(&self.pod).await {
-            node.recorder.pod(&self.pod, "Warning", error.event, &error.message);
-            debug!(pod = %pod::display(&self.pod), "{error}");
-            return Err(self.error_deadline());
+        match self.mount().await {
+            Ok(()) => Ok(()),
+            Err(()) => Err(self.error_deadline()),
         }
+    }
+
+    /// Sets the pod's volumes up.
+    async fn mount(&mut self) -> Result<(), ()> {
+        let node = self.node.clone();
+        let pod = self.pod.clone();
+        node.materials.volumes(&pod).await.map_err(|error| {
+            node.recorder.pod(&pod, "Warning", error.event, &error.message);
+            debug!(pod = %pod::display(&pod), "{error}");
+        })?;
+        self.mounted = Some(pod);
         Ok(())
     }
 

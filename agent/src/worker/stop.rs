@@ -188,7 +188,7 @@ impl Worker {
 
     /// Volumes and cgroup.
     async fn release(&self) -> Result<(), String> {
-        self.node.materials.teardown(self.uid()).await.map_err(|e| e.message)?;
+        self.node.materials.teardown(self.uid(), false).await.map_err(|e| e.message)?;
         let (cgroups, uid) = (self.node.cgroups.clone(), self.uid().to_owned());
         let removed = tokio::task::spawn_blocking(move || cgroups.remove(&uid)).await;
         match removed {
@@ -200,7 +200,11 @@ impl Worker {
     /// Containers, sandboxes and logs; false when something is left.
     async fn remove_records(&self) -> bool {
         let Ok(record) = self.node.pleg.refresh(self.uid()).await else { return false };
-        remove_pod(&self.node, &record, true).await
+        if !remove_pod(&self.node, &record, true).await {
+            return false;
+        }
+        let folder = self.node.materials.teardown(self.uid(), true).await;
+        folder.inspect_err(|e| warn!(pod = %pod::display(&self.pod), "cannot remove the pod's folder: {e}")).is_ok()
     }
 }
 

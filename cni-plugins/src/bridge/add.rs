@@ -16,6 +16,7 @@ use crate::skel::{Command, Request};
 use crate::types::{AddResult, Interface};
 
 const EEXIST: i32 = 17;
+const EOPNOTSUPP: i32 = 95;
 /// Tries for a free random name of 32 bits: one is nearly always enough.
 const NAME_TRIES: u32 = 10;
 /// How long a port may take to come up; the sum of the reference's waits.
@@ -93,8 +94,7 @@ impl Job<'_> {
             None => {
                 let mac = net::random_mac().map_err(BridgeError::Random)?;
                 let added = self.host.add_bridge(name, mac, self.conf.mtu, self.conf.vlan_filtering).await;
-                // Another ADD may have been quicker.
-                accept_existing(added)?;
+                accept_existing(added).map_err(|error| self.explain(error))?;
                 self.host.existing_link(name).await?
             }
         };
@@ -114,6 +114,14 @@ impl Job<'_> {
             self.host.set_up(&bridge).await?;
         }
         Ok(bridge)
+    }
+
+    /// Many kernels lack one part of the bridge.
+    fn explain(&self, error: NetError) -> Error {
+        if self.conf.vlan_filtering && error.errno() == Some(EOPNOTSUPP) {
+            return BridgeError::NoVlans(self.conf.bridge.clone()).into();
+        }
+        error.into()
     }
 
     /// Makes the pair with the far end in the container, and sets up the port.
@@ -270,8 +278,12 @@ impl Job<'_> {
         }
         self.host.add_address(link, wanted).await?;
         // A bridge that somebody else has made may still change its address with its ports. This fixes the one it had before
-        // the container's port joined.
-        Ok(self.host.set_mac(link, &link.mac).await?)
+        // the container's port joined; a bridge that has lost all its ports may have none.
+        let mac = match net::parse_mac(&link.mac) {
+            Some(mac) if mac != [0; 6] => mac,
+            _ => net::random_mac().map_err(BridgeError::Random)?,
+        };
+        Ok(self.host.set_mac(link, mac).await?)
     }
 
     /// Takes everything back. The first error is what the caller hears; these go to the log.
@@ -293,6 +305,7 @@ impl Job<'_> {
     }
 }
 
+/// Another ADD may have been quicker.
 fn accept_existing(added: Result<(), NetError>) -> Result<(), NetError> {
     match added {
         Err(error) if error.errno() == Some(EEXIST) => Ok(()),

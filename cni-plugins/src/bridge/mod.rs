@@ -27,6 +27,11 @@ pub enum BridgeError {
     /// The bridge's name is taken by something else.
     #[error("{0:?} already exists but is not a bridge")]
     NotABridge(String),
+    /// The kernel was built without CONFIG_BRIDGE_VLAN_FILTERING.
+    #[error(
+        "cannot make bridge {0:?} with VLANs: this kernel has no bridge VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING)"
+    )]
+    NoVlans(String),
     /// The container has an interface of that name.
     #[error("container veth name provided ({0}) already exists")]
     InterfaceExists(String),
@@ -121,6 +126,7 @@ impl BridgeError {
             Self::NoFreeName(_) | Self::PortDown(_) | Self::Tentative(..) => code::TRY_AGAIN,
             Self::Random(_) => code::IO,
             Self::NotABridge(_) | Self::InterfaceExists(_) | Self::OtherAddress { .. } => code::NETLINK,
+            Self::NoVlans(_) => code::UNSUPPORTED_FIELD,
             Self::NoAddress => code::DELEGATE,
             Self::Check(CheckFailure::NoPrevResult) => code::INVALID_CONFIG,
             Self::Check(_) => code::CHECK,

@@ -160,13 +160,9 @@ impl Net {
     }
 
     /// Fixes a hardware address, so that a bridge no longer takes the lowest of its ports.
-    pub async fn set_mac(&self, link: &Link, mac: &str) -> Result<(), NetError> {
-        let Some(bytes) = parse_mac(mac) else {
-            let action = format!("set the hardware address of {}", link.name);
-            return Err(NetError::Answer { action, reason: format!("{mac:?} is none") });
-        };
-        let message = LinkUnspec::new_with_index(link.index).address(bytes.to_vec()).build();
-        self.change(message, || format!("set the hardware address of {} to {mac}", link.name)).await
+    pub async fn set_mac(&self, link: &Link, mac: [u8; 6]) -> Result<(), NetError> {
+        let message = LinkUnspec::new_with_index(link.index).address(mac.to_vec()).build();
+        self.change(message, || format!("set the hardware address of {} to {}", link.name, format_mac(&mac))).await
     }
 
     async fn change(&self, message: LinkMessage, action: impl FnOnce() -> String) -> Result<(), NetError> {

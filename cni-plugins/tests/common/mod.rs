@@ -39,6 +39,21 @@ pub fn no_reference(name: &str) -> bool {
     missing
 }
 
+/// The kernel's bridges know no VLANs.
+pub fn no_vlan_filtering(name: &str) -> bool {
+    let probe = Namespace::new();
+    let made = probe
+        .command("ip")
+        .args(["link", "add", "name", "kprobe0", "type", "bridge", "vlan_filtering", "1"])
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    if !made.success() {
+        println!("SKIPPED {name} (VLAN part): this kernel has no bridge VLAN filtering");
+    }
+    !made.success()
+}
+
 fn which(tool: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)

@@ -35,7 +35,7 @@ pub async fn get(call: &Call) -> Result<Response<Body>, ApiError> {
     let object = cache
         .get(&call.res.key(&call.namespace, &call.name))
         .ok_or_else(|| ApiError::not_found(call.res, &call.name))?;
-    Ok(one(call, StatusCode::OK, object.json.clone(), &[]))
+    Ok(one(call, StatusCode::OK, object.json_as(call.res), &[]))
 }
 
 /// A resourceVersion parameter, `None` if absent.
@@ -126,15 +126,19 @@ pub async fn list(call: &Call) -> Result<Response<Body>, ApiError> {
     }
     Ok(match wanted(call) {
         Representation::Table => {
-            let values: Vec<Value> = snapshot.objects.iter().map(|o| o.value()).collect();
+            let values: Vec<Value> = snapshot.objects.iter().map(|o| o.value_as(call.res)).collect();
             let refs: Vec<&Value> = values.iter().collect();
             let now = jiff::Timestamp::now();
             body::json_value(StatusCode::OK, &table::render(call.res, &refs, meta, include_object(call), now, true))
         }
         Representation::Partial => {
-            let values: Vec<Value> = snapshot.objects.iter().map(|o| o.value()).collect();
+            let values: Vec<Value> = snapshot.objects.iter().map(|o| o.value_as(call.res)).collect();
             let refs: Vec<&Value> = values.iter().collect();
             body::json_value(StatusCode::OK, &table::partial_list(&refs, meta))
+        }
+        _ if !call.res.storage_version => {
+            let items = snapshot.objects.iter().map(|o| o.value_as(call.res)).collect();
+            body::json_value(StatusCode::OK, &write::list(call.res, items, &meta))
         }
         Representation::Plain | Representation::Discovery => {
             let head = format!(

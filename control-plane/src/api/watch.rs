@@ -144,6 +144,7 @@ impl Stream {
                     return Some(match self.representation {
                         Representation::Table => event.table_line(kind, self.res),
                         Representation::Partial => event.partial_line(kind),
+                        _ if !self.res.storage_version => cache::line(kind, &event.object.json_as(self.res)),
                         Representation::Plain | Representation::Discovery => event.line(kind),
                     });
                 }
@@ -166,7 +167,7 @@ impl Stream {
             let Some(object) = self.initial.pop_front() else { break };
             let line = match self.representation {
                 Representation::Table => {
-                    let value = object.value();
+                    let value = object.value_as(self.res);
                     let meta = json!({"resourceVersion": object.revision.to_string()});
                     let now = jiff::Timestamp::now();
                     let include = table::IncludeObject::Metadata;
@@ -176,7 +177,9 @@ impl Stream {
                 Representation::Partial => {
                     cache::line(EventKind::Added, table::partial(&object.value()).to_string().as_bytes())
                 }
-                Representation::Plain | Representation::Discovery => cache::line(EventKind::Added, &object.json),
+                Representation::Plain | Representation::Discovery => {
+                    cache::line(EventKind::Added, &object.json_as(self.res))
+                }
             };
             out.extend_from_slice(&line);
         }

@@ -102,7 +102,7 @@ async fn store_new(call: &Call, name: &str, object: &mut Value, dry: bool) -> Re
         if taken {
             return Ok(None);
         }
-        server.allocator.allocate(&owner(&call.namespace, name), object, None)?;
+        server.allocator.allocate(&owner(&call.namespace, name), object)?;
     }
     if dry {
         let taken = server.get(call.res, &call.namespace, name).is_some();
@@ -154,12 +154,10 @@ fn replace(call: &Call, mut new: Value, current: &Value, warnings: &mut Vec<Stri
     set_namespace(call, &mut new)?;
     check_preconditions(call.res, &call.name, &new, current)?;
     admission::update(call, &mut new, current)?;
-    let service = is_service(call.res) && call.subresource.is_empty();
-    if service {
-        call.server.allocator.allocate(&owner(&call.namespace, &call.name), &mut new, Some(current))?;
+    *warnings = write::update(call.res, &mut new, current, part(call), &fresh.context(&call.namespace))?;
+    if is_service(call.res) && call.subresource.is_empty() {
+        call.server.allocator.allocate(&owner(&call.namespace, &call.name), &mut new)?;
     }
-    let more = write::update(call.res, &mut new, current, part(call), &fresh.context(&call.namespace))?;
-    *warnings = more;
     Ok(new)
 }
 

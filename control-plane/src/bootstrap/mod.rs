@@ -77,7 +77,7 @@ async fn ensure(server: &Arc<Server>, res: &Resource, namespace: &str, object: V
     }
     write::create(res, &mut object, &fresh.context(namespace))?;
     if crate::api::write::is_service(res) {
-        server.allocator.allocate(&format!("{namespace}/{name}"), &mut object, None)?;
+        server.allocator.allocate(&format!("{namespace}/{name}"), &mut object)?;
     }
     server.insert(res, namespace, &name, &object).await?;
     server.settle_service(res, namespace, &name);
@@ -113,6 +113,11 @@ async fn kubernetes_service(server: &Arc<Server>) -> Result<(), ApiError> {
                 "sessionAffinity": "None",
                 "ports": [{"name": "https", "protocol": "TCP", "port": SERVICE_PORT, "targetPort": port}]}});
         ensure(server, res, "default", service).await?;
+    }
+    if address.is_loopback() {
+        // No pod could reach it there, and endpoints refuse such an address (CVE-2021-25737).
+        tracing::warn!(%address, "the advertise address is a loopback address: the kubernetes Service has no endpoints");
+        return Ok(());
     }
     if let Some(res) = lookup("", "v1", "endpoints") {
         let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints",

@@ -42,6 +42,22 @@ impl Object {
         decode(resource, &item.key, &item.value, item.mod_revision, EventKind::Added).map(|(object, _)| object)
     }
 
+    /// The parsed object as `resource` shows it: the stored kind, or a view of it.
+    #[must_use]
+    pub fn value_as(&self, resource: &Resource) -> Value {
+        let mut value = self.value();
+        if !resource.storage_version {
+            keelson_kinds::write::from_storage(resource, &mut value, self.revision);
+        }
+        value
+    }
+
+    /// The encoded object as `resource` shows it; shared unless it is a view.
+    #[must_use]
+    pub fn json_as(&self, resource: &Resource) -> Bytes {
+        if resource.storage_version { self.json.clone() } else { self.value_as(resource).to_string().into() }
+    }
+
     /// The parsed object.
     #[must_use]
     pub fn value(&self) -> Value {

@@ -54,13 +54,14 @@ impl CacheEvent {
     /// The encoded event with a `Table` of one row.
     pub fn table_line(&self, kind: EventKind, resource: &Resource) -> Bytes {
         let make = || {
-            let value = self.object.value();
+            let value = self.object.value_as(resource);
             let meta = json!({"resourceVersion": self.revision.to_string()});
             let now = jiff::Timestamp::now();
             let table = table::render(resource, &[&value], meta, table::IncludeObject::Metadata, now, true);
             line(kind, table.to_string().as_bytes())
         };
-        if kind == self.kind { self.table.get_or_init(make).clone() } else { make() }
+        let shared = kind == self.kind && resource.storage_version;
+        if shared { self.table.get_or_init(make).clone() } else { make() }
     }
 
     /// The encoded event with a `PartialObjectMetadata`.

@@ -124,21 +124,28 @@ pub fn load_images(plan: &Plan, name: &str, images: &[BuiltImage]) -> Result<usi
     let mark = plan.machine_folder(name).join("var/lib/keelson-images");
     fsx::create_dir(&mark)?;
     let present = in_machine(plan, name, &["ctr", "-n", "k8s.io", "images", "ls", "-q"])?;
-    let mut loaded = 0;
-    for image in images {
-        let file = image.archive.file_name().unwrap_or_default();
-        let done = mark.join(file);
-        let all_there = image.names.iter().all(|wanted| present.lines().any(|line| line == wanted));
-        if all_there && done.exists() {
-            continue;
-        }
-        let archive = Path::new("/opt/keelson/images").join(file);
-        let archive = archive.to_string_lossy();
-        in_machine(plan, name, &["ctr", "-n", "k8s.io", "images", "import", &archive])?;
-        fsx::write(&done, "")?;
-        loaded += 1;
+    let wanted: Vec<&BuiltImage> = images
+        .iter()
+        .filter(|image| {
+            let all_there = image.names.iter().all(|wanted| present.lines().any(|line| line == wanted));
+            !all_there || !mark.join(image.archive.file_name().unwrap_or_default()).exists()
+        })
+        .collect();
+    // Side by side: an import mostly waits for the disk.
+    let results: Vec<Result<(), LabError>> = std::thread::scope(|scope| {
+        let imports: Vec<_> = wanted.iter().map(|image| scope.spawn(|| import(plan, name, image))).collect();
+        imports.into_iter().map(|import| import.join().unwrap_or(Ok(()))).collect()
+    });
+    results.into_iter().collect::<Result<(), LabError>>()?;
+    for image in &wanted {
+        fsx::write(&mark.join(image.archive.file_name().unwrap_or_default()), "")?;
     }
-    Ok(loaded)
+    Ok(wanted.len())
+}
+
+fn import(plan: &Plan, name: &str, image: &BuiltImage) -> Result<(), LabError> {
+    let archive = Path::new("/opt/keelson/images").join(image.archive.file_name().unwrap_or_default());
+    in_machine(plan, name, &["ctr", "-n", "k8s.io", "images", "import", &archive.to_string_lossy()]).map(drop)
 }
 
 /// Runs a command in a machine, through a process of its own: only one without threads can enter.

@@ -11,6 +11,8 @@
 pub mod history;
 pub mod plan;
 pub mod shell;
+#[cfg(test)]
+mod simulation;
 pub mod sizes;
 pub mod status;
 pub mod template;

@@ -112,14 +112,13 @@ impl Deployments {
             self.sets.delete(old, DeleteParams::default()).await?;
         }
         let mut current = deployment.clone();
-        if let Some(revision) = plan.revision.map(|r| r.to_string()) {
-            if annotation(deployment, REVISION) != Some(&revision) {
-                let mut marked = deployment.clone();
-                let annotations = marked.metadata.annotations.get_or_insert_default();
-                annotations.insert(REVISION.to_owned(), revision);
-                if let Some(updated) = self.deployments.update(deployment, &marked).await? {
-                    current = updated;
-                }
+        let revision = plan.revision.map(|r| r.to_string());
+        if let Some(revision) = revision.filter(|r| annotation(deployment, REVISION) != Some(r)) {
+            let mut marked = deployment.clone();
+            let annotations = marked.metadata.annotations.get_or_insert_default();
+            annotations.insert(REVISION.to_owned(), revision);
+            if let Some(updated) = self.deployments.update(deployment, &marked).await? {
+                current = updated;
             }
         }
         let mut reported = current.clone();

@@ -40,10 +40,8 @@ fn pods_of(caches: &Caches, service: &Service) -> Vec<Arc<Pod>> {
 /// Puts every service whose endpoints a pod's change may concern into the queue.
 fn pod_changed(caches: &Caches, queue: &Queue<Key>, change: &Change<Pod>) {
     let new = change.object();
-    if let Some(old) = change.old() {
-        if !matters(old, new) {
-            return;
-        }
+    if change.old().is_some_and(|old| !matters(old, new)) {
+        return;
     }
     for service in caches.services.in_namespace(namespace_of(new.as_ref())) {
         let hit = |pod: &Arc<Pod>| selects(&service, pod) == Some(true);

@@ -39,13 +39,6 @@ pub struct Plan {
     pub delete: Vec<EndpointSlice>,
 }
 
-impl Plan {
-    /// Nothing to do.
-    pub fn is_empty(&self) -> bool {
-        self.create.is_empty() && self.update.is_empty() && self.delete.is_empty()
-    }
-}
-
 type GroupKey = (Family, Vec<Port>);
 
 /// Compares wanted endpoints with the slices that there are. `trigger` is when the newest change happened, if known.
@@ -67,10 +60,11 @@ pub fn plan(service: &Service, wanted: &Groups, existing: &[EndpointSlice], trig
     for ((family, ports), slices) in by_group {
         // Without any endpoint of a family its first slice without ports stays, emptied, as a sign.
         let mut slices = slices.into_iter();
-        if empty_families.contains(&family) && ports.is_empty() {
-            if let Some(sign) = slices.next() {
-                rewrite(service, sign, Vec::new(), trigger, &mut plan);
-            }
+        if empty_families.contains(&family)
+            && ports.is_empty()
+            && let Some(sign) = slices.next()
+        {
+            rewrite(service, sign, Vec::new(), trigger, &mut plan);
         }
         plan.delete.extend(slices);
     }
@@ -360,8 +354,8 @@ mod tests {
                         prop_assert_eq!(old, slice);
                     }
                 }
-                prop_assert!(plan(&service(), &wanted, &slices, None).is_empty());
-                let used: BTreeSet<&str> = slices.iter().map(|s| name_of(s)).collect();
+                prop_assert_eq!(plan(&service(), &wanted, &slices, None), Plan::default());
+                let used: BTreeSet<&str> = slices.iter().map(name_of).collect();
                 prop_assert_eq!(used.len(), slices.len());
             }
         }

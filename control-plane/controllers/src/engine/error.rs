@@ -40,28 +40,11 @@ pub enum ReconcileError {
         #[source]
         source: Box<kube::core::request::Error>,
     },
-    /// Several writes of one pass failed; the first of them.
-    #[error("{failed} of {tried} writes failed, the first with: {first}")]
-    Several {
-        /// How many failed.
-        failed: usize,
-        /// How many were tried.
-        tried: usize,
-        /// The first failure.
-        first: Box<ReconcileError>,
-    },
 }
 
 impl ReconcileError {
     fn code(&self) -> Option<u16> {
-        match self {
-            Self::Api { source, .. } => match source.as_ref() {
-                kube::Error::Api(status) => Some(status.code),
-                _ => None,
-            },
-            Self::Several { first, .. } => first.code(),
-            Self::Encode { .. } | Self::Request { .. } => None,
-        }
+        self.status().map(|status| status.code)
     }
 
     fn status(&self) -> Option<&kube::core::Status> {
@@ -70,7 +53,7 @@ impl ReconcileError {
                 kube::Error::Api(status) => Some(status),
                 _ => None,
             },
-            Self::Several { .. } | Self::Encode { .. } | Self::Request { .. } => None,
+            Self::Encode { .. } | Self::Request { .. } => None,
         }
     }
 

@@ -285,6 +285,7 @@ fn build(note: &Note, namespace: &str, now: Timestamp) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::jiff::SignedDuration;
 
     fn note(name: &str, message: &str) -> Note {
         Note {
@@ -315,7 +316,7 @@ mod tests {
         let passed = (0..100).filter(|i| correlator.judge(&note("a", &i.to_string()), now) == Verdict::Create);
         assert_eq!(passed.count(), 25);
         assert_eq!(correlator.judge(&note("b", "x"), now), Verdict::Create);
-        let later = now + k8s_openapi::jiff::SignedDuration::from_secs(301);
+        let later = now + SignedDuration::from_secs(301);
         assert_eq!(correlator.judge(&note("a", "x"), later), Verdict::Create);
     }
 

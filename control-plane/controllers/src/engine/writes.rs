@@ -7,9 +7,9 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use kube::Client;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Request;
-use kube::{Client, Resource};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 

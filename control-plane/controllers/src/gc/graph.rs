@@ -16,10 +16,8 @@ impl Uid {
     /// UUIDs are taken as numbers, anything else is hashed.
     pub fn new(text: &str) -> Self {
         let digits: String = text.chars().filter(|c| *c != '-').collect();
-        if digits.len() == 32 {
-            if let Ok(number) = u128::from_str_radix(&digits, 16) {
-                return Self(number);
-            }
+        if let Some(number) = Some(&digits).filter(|d| d.len() == 32).and_then(|d| u128::from_str_radix(d, 16).ok()) {
+            return Self(number);
         }
         let half = |salt: u8| {
             let mut hasher = DefaultHasher::new();

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, DynamicObject, PartialObjectMeta, Patch, PatchParams, Preconditions, PropagationPolicy};
 use kube::core::ApiResource;
-use kube::runtime::{WatchStreamExt, metadata_watcher, watcher};
+use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use parking_lot::{Mutex, RwLock};
 use serde_json::json;
@@ -170,8 +170,8 @@ impl Collector {
     }
 
     async fn watch(self: Arc<Self>, kind: u16, resource: ApiResource, done: Arc<Notify>, shutdown: CancellationToken) {
-        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        let mut stream = std::pin::pin!(metadata_watcher(api, watcher::Config::default()).default_backoff());
+        let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(self.client.clone(), &resource);
+        let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
         let mut present = HashSet::new();
         loop {
             let next = tokio::select! {

@@ -63,7 +63,7 @@ impl NodeHealth {
                     alive.lock().insert(name.to_owned(), Instant::now());
                 }
                 Change::Updated { old, .. } => {
-                    if heartbeats(old) != heartbeats(node) {
+                    if heartbeat(node).is_some_and(|beat| heartbeat(old) != Some(beat)) {
                         alive.lock().insert(name.to_owned(), Instant::now());
                     }
                 }
@@ -82,10 +82,9 @@ impl NodeHealth {
                 lease.spec.as_ref().and_then(|s| s.renew_time.clone())
             };
             let lease = change.object().as_ref();
-            if !matches!(change, Change::Deleted(_)) && change.old().is_none_or(|old| renewed(old) != renewed(lease)) {
-                if let Some(at) = alive.lock().get_mut(name_of(lease)) {
-                    *at = Instant::now();
-                }
+            let is_renewed = change.old().is_none_or(|old| renewed(old) != renewed(lease));
+            if let Some(at) = alive.lock().get_mut(name_of(lease)).filter(|_| is_renewed) {
+                *at = Instant::now();
             }
         });
     }
@@ -140,11 +139,11 @@ impl NodeHealth {
     }
 }
 
-/// What a node's agent writes regularly.
-fn heartbeats(node: &Node) -> Option<String> {
+/// When the node's agent last vouched for its readiness; what this controller writes does not count.
+fn heartbeat(node: &Node) -> Option<Timestamp> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
-    let beats = conditions.iter().map(|c| format!("{}{}{:?}", c.type_, c.status, c.last_heartbeat_time));
-    Some(beats.collect())
+    let ready = conditions.iter().find(|c| c.type_ == "Ready" && c.status != "Unknown")?;
+    ready.last_heartbeat_time.as_ref().map(|t| t.0)
 }
 
 impl Reconcile for NodeHealth {
@@ -152,24 +151,22 @@ impl Reconcile for NodeHealth {
     const NAME: &'static str = "node-lifecycle-controller";
 
     async fn reconcile(&self, key: &Key) -> Result<Outcome, ReconcileError> {
-        let Some(cached) = self.caches.nodes.by_key(key) else {
+        let Some(mut node) = self.caches.nodes.by_key(key) else {
             return Ok(Outcome::Done);
         };
-        let mut node = cached;
         let left = self.time_left(&node);
-        if left.is_none() {
-            if let Some(conditions) = silenced(&node, Timestamp::now()) {
-                let was_ready = readiness(&node) == "True";
-                let mut reported = node.as_ref().clone();
-                reported.status.get_or_insert_default().conditions = Some(conditions);
-                if let Some(updated) = self.nodes.update_status(&node, &reported).await? {
-                    node = Arc::new(updated);
-                }
-                if was_ready {
-                    let message = format!("Node {} status is now: NodeNotReady", key.name);
-                    self.events.about(node.as_ref(), COMPONENT, Level::Normal, "NodeNotReady", message);
-                    self.mark_pods_unready(&key.name).await;
-                }
+        let silenced = if left.is_none() { silenced(&node, Timestamp::now()) } else { None };
+        if let Some(conditions) = silenced {
+            let was_ready = readiness(&node) == "True";
+            let mut reported = node.as_ref().clone();
+            reported.status.get_or_insert_default().conditions = Some(conditions);
+            if let Some(updated) = self.nodes.update_status(&node, &reported).await? {
+                node = Arc::new(updated);
+            }
+            if was_ready {
+                let message = format!("Node {} status is now: NodeNotReady", key.name);
+                self.events.about(node.as_ref(), COMPONENT, Level::Normal, "NodeNotReady", message);
+                self.mark_pods_unready(&key.name).await;
             }
         }
         let (no_execute, turn) = self.no_execute(&node);

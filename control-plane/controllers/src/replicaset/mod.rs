@@ -9,6 +9,8 @@
 //! Upstream counterpart: `pkg/controller/replicaset`.
 
 pub mod claim;
+#[cfg(test)]
+mod delay;
 pub mod plan;
 pub mod shell;
 pub mod status;

@@ -23,6 +23,9 @@ use crate::pods;
 
 const COMPONENT: &str = "replicaset-controller";
 
+/// What the status says of a failed write, and what the queue hears.
+type Failed = Box<(Failure, ReconcileError)>;
+
 /// The controller.
 pub struct ReplicaSets {
     caches: Arc<Caches>,
@@ -80,12 +83,7 @@ impl ReplicaSets {
         Ok(owned)
     }
 
-    async fn act(
-        &self,
-        set: &ReplicaSet,
-        active: &[Arc<Pod>],
-        now: Timestamp,
-    ) -> Result<(), (Failure, ReconcileError)> {
+    async fn act(&self, set: &ReplicaSet, active: &[Arc<Pod>], now: Timestamp) -> Result<(), Failed> {
         let wished = set.spec.replicas.unwrap_or(1);
         let related = self.related(set, active);
         let plan = plan(wished, active, &related, now);
@@ -116,7 +114,7 @@ impl ReplicaSets {
         .collect()
     }
 
-    async fn create(&self, set: &ReplicaSet, count: usize) -> Result<(), (Failure, ReconcileError)> {
+    async fn create(&self, set: &ReplicaSet, count: usize) -> Result<(), Failed> {
         let Some(pod) = pod_from(set) else {
             return Ok(());
         };
@@ -139,7 +137,7 @@ impl ReplicaSets {
         Ok(())
     }
 
-    fn create_failed(&self, set: &ReplicaSet, error: ReconcileError) -> Result<(), (Failure, ReconcileError)> {
+    fn create_failed(&self, set: &ReplicaSet, error: ReconcileError) -> Result<(), Failed> {
         // The set itself will be deleted soon: nothing to report or repeat.
         if error.is_namespace_terminating() {
             return Ok(());
@@ -147,10 +145,10 @@ impl ReplicaSets {
         let message = error.server_message();
         self.events.about(set, COMPONENT, Level::Warning, "FailedCreate", format!("Error creating: {message}"));
         let reason = "FailedCreate";
-        Err((Failure { reason, message }, error))
+        Err(Box::new((Failure { reason, message }, error)))
     }
 
-    async fn delete(&self, set: &ReplicaSet, pods: &[Arc<Pod>]) -> Result<(), (Failure, ReconcileError)> {
+    async fn delete(&self, set: &ReplicaSet, pods: &[Arc<Pod>]) -> Result<(), Failed> {
         let calls = pods.iter().map(|pod| self.pods.delete(pod, DeleteParams::default()));
         let results = futures::future::join_all(calls).await;
         let mut failed = None;
@@ -165,7 +163,7 @@ impl ReplicaSets {
                     let text = format!("Error deleting: {message}");
                     self.events.about(set, COMPONENT, Level::Warning, "FailedDelete", text);
                     let reason = "FailedDelete";
-                    failed = Some((Failure { reason, message }, error));
+                    failed = Some(Box::new((Failure { reason, message }, error)));
                 }
             }
         }
@@ -192,11 +190,11 @@ impl Reconcile for ReplicaSets {
         let (active, rest) = split(claim(uid_of(set.as_ref()), true, &selector, pods).owned);
         let terminating = rest.iter().filter(|p| pods::is_terminating(p) && !pods::is_terminal(p)).count();
         let now = Timestamp::now();
-        let failure = acted.as_ref().err().map(|(failure, _)| failure);
+        let failure = acted.as_ref().err().map(|failed| &failed.0);
         let mut reported = set.as_ref().clone();
         reported.status = Some(status::status(&set, &active, terminating, failure, now));
         ignore_gone(self.sets.update_status(&set, &reported).await)?;
-        acted.map_err(|(_, error)| error)?;
+        acted.map_err(|failed| failed.1)?;
         Ok(Outcome::after(status::next_available(&set, &active, now)))
     }
 }

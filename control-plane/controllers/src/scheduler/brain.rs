@@ -147,6 +147,7 @@ impl Brain {
     }
 
     /// How many pods are (active, in backoff, waiting, gated).
+    #[cfg(test)]
     pub fn counts(&self) -> [usize; 4] {
         self.queue.counts()
     }
@@ -177,6 +178,8 @@ fn mix(turn: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
     use serde_json::{Value, json};
 
     const S: Duration = Duration::from_secs(1);
@@ -251,8 +254,7 @@ mod tests {
         brain.pod_changed(&other, S);
         let mut ending = pod("b", "1m", None);
         brain.pod_changed(&ending, S);
-        ending.metadata.deletion_timestamp =
-            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+        ending.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         brain.pod_changed(&ending, S);
         assert!(brain.next(S).is_none());
     }

@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(decide(&on_ssd, &cluster), Decision::Node("b".to_owned()));
         let with_port = |name: &str, ip: &str| {
             pod(name, |p| {
-                p["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 80, "hostIP": ip}])
+                p["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 80, "hostIP": ip}]);
             })
         };
         cluster.place(&with_port("x", ""), "b");

@@ -136,6 +136,7 @@ impl Queue {
     }
 
     /// How many pods are (active, in backoff, waiting, gated).
+    #[cfg(test)]
     pub fn counts(&self) -> [usize; 4] {
         let count = |test: fn(&Place) -> bool| self.entries.values().filter(|e| test(&e.place)).count();
         [

@@ -144,13 +144,20 @@ pub(crate) fn convert(res: &Resource, obj: &mut Value) {
 
 /// All types that may be decoded: those of the table and those of subresources.
 pub(crate) fn roots() -> impl Iterator<Item = Root> {
-    use k8s_openapi::api::{authentication, autoscaling, policy};
-    let extra: [Root; 3] = [
-        schema::root::<autoscaling::v1::Scale>(),
-        schema::root::<policy::v1::Eviction>(),
-        schema::root::<authentication::v1::TokenRequest>(),
-    ];
-    ALL.iter().map(|r| r.root).chain(extra)
+    let extra = ["Scale", "Eviction", "TokenRequest"];
+    ALL.iter().map(|r| r.root).chain(extra.into_iter().filter_map(extra_root))
+}
+
+/// The type of a subresource that is no entry of the table.
+pub(crate) fn extra_root(kind: &str) -> Option<Root> {
+    use k8s_openapi::api::{authentication, autoscaling, core, policy};
+    Some(match kind {
+        "Scale" => schema::root::<autoscaling::v1::Scale>(),
+        "Eviction" => schema::root::<policy::v1::Eviction>(),
+        "TokenRequest" => schema::root::<authentication::v1::TokenRequest>(),
+        "Binding" => schema::root::<core::v1::Binding>(),
+        _ => return None,
+    })
 }
 
 /// Errors for the dotted paths whose value differs between `new` and `old`.
