@@ -23,11 +23,11 @@ use crate::events::Recorder;
 use crate::hosts;
 use crate::materials::{ContainerMaterials, MaterialError, Materials, SandboxMaterials};
 use crate::pod;
-use crate::volumes::api::ApiReader;
-use crate::volumes::wants_etc_hosts;
 use crate::volumes::VolumeManager;
+use crate::volumes::api::ApiReader;
 use crate::volumes::mounts::KernelMounter;
 use crate::volumes::objects::{NoObjects, ObjectReader};
+use crate::volumes::wants_etc_hosts;
 
 /// The node's resolver file unless configured otherwise.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -211,8 +211,7 @@ impl Materials for NodeMaterials {
 
     fn teardown<'a>(&'a self, uid: &'a str, whole: bool) -> BoxFuture<'a, Result<(), MaterialError>> {
         async move {
-            let result =
-                if whole { self.volumes.remove_pod(uid).await } else { self.volumes.tear_down(uid).await };
+            let result = if whole { self.volumes.remove_pod(uid).await } else { self.volumes.tear_down(uid).await };
             result.map_err(|e| MaterialError { event: "FailedUnmount", message: e.to_string() })
         }
         .boxed()

@@ -48,7 +48,8 @@ impl NodeView for AgentView {
         let view = self.handles.view.borrow();
         let mut found = view.pods.iter().filter(|p| pod::name(p) == name && pod::namespace(p) == namespace);
         // A successor of the same name is newer than the one that is ending.
-        let newest = found.by_ref().max_by_key(|p| (!pod::is_deleted(p), p.metadata.creation_timestamp.clone()))?.clone();
+        let newest =
+            found.by_ref().max_by_key(|p| (!pod::is_deleted(p), p.metadata.creation_timestamp.clone()))?.clone();
         drop(view);
         Some(self.with_status(&newest))
     }
@@ -58,10 +59,7 @@ impl NodeView for AgentView {
         let found = self.handles.pleg.find_container(id);
         async move {
             let record = found.ok_or_else(|| ViewError::NoContainer { id: id.to_owned() })?;
-            Ok(ContainerLog {
-                path: PathBuf::from(record.log_path),
-                running: record.state == ContainerState::Running,
-            })
+            Ok(ContainerLog { path: PathBuf::from(record.log_path), running: record.state == ContainerState::Running })
         }
         .boxed()
     }
@@ -72,9 +70,8 @@ impl NodeView for AgentView {
         let mut records = self.handles.pleg.subscribe(&uid);
         Some(
             async move {
-                let ended = records.wait_for(|r| {
-                    r.containers.iter().all(|c| c.id != id || c.state != ContainerState::Running)
-                });
+                let ended =
+                    records.wait_for(|r| r.containers.iter().all(|c| c.id != id || c.state != ContainerState::Running));
                 let _ = ended.await;
             }
             .boxed(),
@@ -139,11 +136,8 @@ fn server_config(handles: &Handles) -> Option<ServerConfig> {
     let files = match (&kubelet.tls_cert_file, &kubelet.tls_private_key_file) {
         (Some(certificate), Some(key)) => (certificate.clone(), key.clone()),
         _ => {
-            let names = ServingNames {
-                node_name: handles.node_name.clone(),
-                addresses,
-                cert_dir: handles.config.cert_dir(),
-            };
+            let names =
+                ServingNames { node_name: handles.node_name.clone(), addresses, cert_dir: handles.config.cert_dir() };
             match ensure_serving_certificate(&names) {
                 Ok(files) => files,
                 Err(error) => {

@@ -230,7 +230,8 @@ impl Worker {
         let mut actions = self.decide(&record);
         self.note_backing_off(&actions);
         let mut clean = true;
-        if actions.is_empty() && record.any_live() && !self.mounted.as_ref().is_some_and(|m| Arc::ptr_eq(m, &self.pod)) {
+        if actions.is_empty() && record.any_live() && !self.mounted.as_ref().is_some_and(|m| Arc::ptr_eq(m, &self.pod))
+        {
             // A pod that was running before this agent, or whose object changed: its volumes follow.
             clean = self.mount().await.is_ok();
         }
