@@ -30,7 +30,7 @@ use crate::source::{Feed, api, file};
 use crate::status::manager::Statuses;
 use crate::sync::{Policy, backoff};
 use crate::worker::NodeContext;
-use crate::{mirror, network};
+use crate::{mirror, network, notify};
 
 /// Events of the runtime that may wait.
 const HINT_QUEUE: usize = 1024;
@@ -204,6 +204,7 @@ pub async fn run(
     info!(runtime = version.name, version = version.version, "container runtime answers");
     let pleg = Pleg::new(runtime.clone());
     first_list(&pleg, &stop).await;
+    notify::send("READY=1");
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
     if version.name == "containerd" {
         let socket = socket_path(&config.kubelet.container_runtime_endpoint);
@@ -229,11 +230,9 @@ pub async fn run(
         recorder: recorder.clone(),
         stop: stop.clone(),
     });
-    let readiness = watch::Sender::new(Readiness {
-        runtime: None,
-        network: Some("the container runtime has not been asked yet".into()),
-    });
-    let network_state = watch::Sender::new(Some("the container runtime has not been asked yet".to_owned()));
+    let first = node::ask(runtime.as_ref(), &Readiness::default()).await;
+    let network_state = watch::Sender::new(first.network.clone());
+    let readiness = watch::Sender::new(first);
     let statuses = Arc::new(Statuses::default());
     let context = Arc::new(NodeContext {
         images: Images::new(runtime.clone(), recorder.clone(), config.kubelet.parallel_pulls()),
@@ -267,7 +266,7 @@ pub async fn run(
     });
     let (manager, ended) = Manager::new(context, file_feed, api_feed);
     let view = manager.view();
-    health_checks(&endpoints, &manager, &pleg);
+    health_checks(&endpoints, &manager, &pleg, &stop);
     let ranges = watch::Sender::new(own_ranges(&config));
     if config.node.network.mode == NetworkMode::Managed {
         tracker.spawn(manage_network(config.clone(), ranges.subscribe(), poke, stop.clone()));
@@ -351,14 +350,20 @@ fn policy(config: &Config) -> Policy {
     Policy { backoff: backoff::Limits { initial: backoff::INITIAL, maximum: longest.unwrap_or(backoff::MAXIMUM) } }
 }
 
-fn health_checks(endpoints: &Endpoints, manager: &Manager, pleg: &Arc<Pleg>) {
-    let (turned, view) = (manager.turned(), manager.view());
+fn tracker_watchdog(manager: &Manager, stop: &CancellationToken) {
+    let turned = manager.turned();
+    let healthy = move || turned.borrow().elapsed() < STUCK_AFTER;
+    tokio::spawn(notify::watchdog(healthy, stop.clone()));
+}
+
+fn health_checks(endpoints: &Endpoints, manager: &Manager, pleg: &Arc<Pleg>, stop: &CancellationToken) {
+    let turned = manager.turned();
     endpoints.add_live_check("syncloop", move || {
-        let _ = view.has_changed();
         let age = turned.borrow().elapsed();
         if age > STUCK_AFTER { Err(format!("the loop has not turned for {age:?}")) } else { Ok(()) }
     });
     let pleg = pleg.clone();
+    tracker_watchdog(manager, stop);
     endpoints.add_live_check("pleg", move || {
         let age = pleg.relist_age();
         if age > crate::pleg::UNHEALTHY_AFTER {

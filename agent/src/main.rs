@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use keelson_agent::agent;
 use keelson_agent::config::{self, Flags};
+use keelson_agent::embedded;
 use keelson_agent::node_materials::NodeMaterials;
 use keelson_agent::view;
 
@@ -23,6 +24,13 @@ fn main() -> ExitCode {
             return ExitCode::from(CONFIG_ERROR);
         }
     };
+    let dataplane = match embedded::configuration(&config) {
+        Ok(dataplane) => dataplane,
+        Err(error) => {
+            eprintln!("agent: {error}");
+            return ExitCode::from(CONFIG_ERROR);
+        }
+    };
     // Two workers: one may be busy computing while the other keeps deadlines. More only cost memory.
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
@@ -34,7 +42,9 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(async {
         let stop = kube_common::shutdown::on_signals()?;
         let materials = Box::new(|inputs: &agent::MaterialsInputs| NodeMaterials::start(inputs) as _);
-        agent::run(config, materials, vec![Box::new(view::serve)], stop).await?;
+        let mut extensions: Vec<agent::Extension> = vec![Box::new(view::serve)];
+        extensions.extend(dataplane.map(|config| Box::new(embedded::serve(config)) as _));
+        agent::run(config, materials, extensions, stop).await?;
         anyhow::Ok(())
     });
     match outcome {

@@ -117,7 +117,7 @@ async fn carry_out(client: &kube::Client, plan: Plan) -> bool {
             // The watch is behind: it comes with the next change.
             Ok(Err(kube::Error::Api(s))) if s.code == 409 => clean = false,
             Ok(Err(error)) => {
-                warn!(pod = pod::name(&pod), "cannot create a mirror pod: {error}");
+                warn!(pod = pod::name(&pod), "cannot create a mirror pod: {}", crate::source::api::brief(&error));
                 clean = false;
             }
             Err(_) => clean = false,

@@ -1,5 +1,6 @@
 //! The one error that leaves a plugin, as the specification's JSON with its code.
 
+use keelson_netfilter::nft::NftError;
 use serde_json::json;
 
 use crate::bridge::BridgeError;
@@ -64,6 +65,9 @@ pub enum Error {
     /// The bridge plugin failed.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
+    /// Masquerading could not be set up or taken away.
+    #[error("ipMasq: {0}")]
+    Masquerade(#[from] NftError),
     /// The interface inside is not as it was left.
     #[error("loopback interface is down")]
     LoopbackDown,
@@ -76,7 +80,7 @@ impl Error {
             Self::Skel(error) => skel_code(error),
             Self::Config(error) => config_code(error),
             Self::NetNs(_) => code::INVALID_NETNS,
-            Self::Net(_) => code::NETLINK,
+            Self::Net(_) | Self::Masquerade(_) => code::NETLINK,
             Self::HostLocal(error) => error.code(),
             Self::Ipam(error) => error.code(),
             Self::Bridge(error) => error.code(),

@@ -9,9 +9,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
+use std::thread::{self, JoinHandle};
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::config::{self, ConfigError};
 use crate::error::{code, config_code};
@@ -92,26 +92,69 @@ fn paths(path: &[PathBuf]) -> String {
     path.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(":")
 }
 
-/// Calls the plugin `name` with the request's command.
-pub fn call(name: &str, request: &Request) -> Result<Option<AddResult>, IpamError> {
+/// Addresses from an ADD of an IPAM plugin.
+#[derive(Debug)]
+#[must_use = "the addresses may be told only after wait()"]
+pub struct Added {
+    /// What the plugin answered.
+    pub result: AddResult,
+    durable: Option<JoinHandle<Result<(), HostLocalError>>>,
+}
+
+/// What still stands between an answer and its being told.
+#[derive(Debug, Default)]
+#[must_use = "the addresses may be told only after wait()"]
+pub struct Pending(Option<JoinHandle<Result<(), HostLocalError>>>);
+
+impl Added {
+    /// The result for configuring an interface, and what to wait for before it is told.
+    pub fn split(self) -> (AddResult, Pending) {
+        (self.result, Pending(self.durable))
+    }
+}
+
+impl Pending {
+    /// Waits until the addresses are on disk.
+    pub fn wait(self) -> Result<(), IpamError> {
+        let Some(thread) = self.0 else { return Ok(()) };
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+    }
+}
+
+/// Asks the plugin `name` for addresses. In this process the wait for the disk, a third of an ADD, goes on beside the caller's work.
+pub fn add(name: &str, request: &Request) -> Result<Added, IpamError> {
     let program = find(name, &request.path)?;
-    if name == Plugin::HostLocal.name() && is_this_program(&program) {
-        return match request.command {
-            Command::Add => Ok(Some(host_local::add(request)?)),
-            Command::Del => Ok(host_local::del(request).map(|()| None)?),
-            Command::Check => Ok(host_local::check(request).map(|()| None)?),
-            Command::Gc => Ok(host_local::gc(request).map(|()| None)?),
-            Command::Status => Ok(host_local::status(request).map(|()| None)?),
-            Command::Version => Ok(None),
-        };
+    if in_process(name, &program) {
+        let (result, durable) = host_local::take(request)?;
+        let spawned = thread::Builder::new().spawn(move || durable.wait());
+        let durable = spawned.map_err(|source| IpamError::Run { program, source })?;
+        return Ok(Added { result, durable: Some(durable) });
     }
     let output = run(&program, request)?;
-    if request.command != Command::Add {
-        return Ok(None);
-    }
     let invalid = |source| IpamError::Answer { program: program.clone(), source };
     let value = config::parse(&output).map_err(invalid)?;
-    AddResult::parse(&value).map(Some).map_err(invalid)
+    let result = AddResult::parse(&value).map_err(invalid)?;
+    Ok(Added { result, durable: None })
+}
+
+/// Calls the plugin `name` with the request's command, which is not ADD.
+pub fn call(name: &str, request: &Request) -> Result<(), IpamError> {
+    let program = find(name, &request.path)?;
+    if !in_process(name, &program) {
+        return run(&program, request).map(|_| ());
+    }
+    match request.command {
+        Command::Del => host_local::del(request)?,
+        Command::Check => host_local::check(request)?,
+        Command::Gc => host_local::gc(request)?,
+        Command::Status => host_local::status(request)?,
+        Command::Add | Command::Version => {}
+    }
+    Ok(())
+}
+
+fn in_process(name: &str, program: &Path) -> bool {
+    name == Plugin::HostLocal.name() && is_this_program(program)
 }
 
 fn find(name: &str, path: &[PathBuf]) -> Result<PathBuf, IpamError> {
@@ -167,15 +210,4 @@ fn run(program: &Path, request: &Request) -> Result<Vec<u8>, IpamError> {
             output: String::from_utf8_lossy(&output.stdout).into_owned(),
         }),
     }
-}
-
-/// The name of the IPAM plugin, or `None` for a layer 2 network.
-pub fn plugin_of(config: &Value) -> Result<Option<String>, ConfigError> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Conf {
-        ipam: config::IpamRef,
-    }
-    let conf: Conf = config::decode(config)?;
-    Ok(Some(conf.ipam.plugin).filter(|name| !name.is_empty()))
 }

@@ -14,6 +14,7 @@ pub mod error;
 pub mod host_local;
 pub mod ipam;
 pub mod loopback;
+pub mod masquerade;
 pub mod net;
 pub mod plugin;
 pub mod skel;

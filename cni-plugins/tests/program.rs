@@ -53,7 +53,7 @@ fn bad_calls_have_the_codes_of_the_specification() {
         (call.clone(), json!({ "cniVersion": "9.9.9", "name": "net" }), 1, "9.9.9"),
         (call.clone(), json!({ "cniVersion": "1.0.0" }), 7, "missing network name"),
         (call.clone(), json!({ "cniVersion": "1.0.0", "name": "net", "mtu": "big" }), 6, "`mtu`"),
-        (call.clone(), json!({ "cniVersion": "1.0.0", "name": "net", "ipMasq": true }), 2, "`ipMasq`"),
+        (call.clone(), json!({ "cniVersion": "1.0.0", "name": "net", "macspoofchk": true }), 2, "`macspoofchk`"),
         (call.clone(), good.clone(), 8, "/nowhere does not exist"),
         (Call { netns: "/etc/hostname", ..call.clone() }, good.clone(), 8, "is not a network namespace"),
         (Call { netns: "/proc/self/ns/net", ..call.clone() }, good.clone(), 8, "host's own"),
@@ -146,8 +146,8 @@ fn del_works_when_the_namespace_is_gone() {
     }
     // A key that ADD refuses must not keep a container from being deleted.
     let mut masq = config;
-    masq["ipMasq"] = true.into();
-    Call::new(plugins.path(), "bridge", "DEL", "").run(Some(&host), &masq).expect("DEL with ipMasq");
+    masq["macspoofchk"] = true.into();
+    Call::new(plugins.path(), "bridge", "DEL", "").run(Some(&host), &masq).expect("DEL with macspoofchk");
 }
 
 #[test]
@@ -304,6 +304,44 @@ fn isolated_ports_and_interfaces_left_down() {
     add(&second, "disableContainerInterface");
     let link = second.json("ip", &["-j", "link", "show", "eth0"]);
     assert!(!link[0]["flags"].as_array().unwrap().contains(&"UP".into()));
+}
+
+#[test]
+fn masqueraded_containers_are_elements_of_a_constant_table() {
+    let name = "masqueraded_containers_are_elements_of_a_constant_table";
+    if cannot_run(name) {
+        return;
+    }
+    let plugins = Plugins::ours();
+    let data = tempfile::tempdir().unwrap();
+    let (host, outside, container) = (Namespace::new(), Namespace::new(), Namespace::new());
+    // A neighbour of the host that knows no way back to containers: it can only answer the host.
+    host.run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "out0", "netns", &outside.pid()]);
+    host.run("ip", &["addr", "add", "192.0.2.1/24", "dev", "up0"]);
+    host.run("ip", &["link", "set", "up0", "up"]);
+    outside.run("ip", &["addr", "add", "192.0.2.2/24", "dev", "out0"]);
+    outside.run("ip", &["link", "set", "out0", "up"]);
+    let mut config = ipam_config(data.path(), "10.88.0.0/24");
+    config["ipMasq"] = true.into();
+    config["ipam"]["ranges"] = json!([[{ "subnet": "10.88.0.0/24" }], [{ "subnet": "fd88::/64" }]]);
+    let netns = container.path();
+    let call = |command| Call::new(plugins.path(), "bridge", command, &netns);
+    let result = call("ADD").run(Some(&host), &config).expect("ADD");
+    container.run("busybox", &["ping", "-c", "1", "-W", "2", "192.0.2.2"]);
+    let rules = host.run("nft", &["list", "ruleset"]);
+    assert!(rules.contains("10.88.0.2 : goto net_10_88_0_0_24") && rules.contains("fd88::2 : goto"), "{rules}");
+    // Once more for a second container, then the first leaves: by prevResult alone, its namespace gone.
+    let second = Namespace::new();
+    let path = second.path();
+    Call { container: "c2", ..Call::new(plugins.path(), "bridge", "ADD", &path) }
+        .run(Some(&host), &config)
+        .expect("ADD");
+    drop(container);
+    call("DEL").run(Some(&host), &with_previous(&config, &result)).expect("DEL");
+    call("DEL").run(Some(&host), &with_previous(&config, &result)).expect("second DEL");
+    let rules = host.run("nft", &["list", "ruleset"]);
+    assert!(!rules.contains("10.88.0.2 :") && rules.contains("10.88.0.3 : goto"), "{rules}");
+    second.run("busybox", &["ping", "-c", "1", "-W", "2", "192.0.2.2"]);
 }
 
 #[test]

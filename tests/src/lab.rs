@@ -204,7 +204,8 @@ impl Lab {
 
     /// A namespace for one test, removed with the handle.
     pub fn space(&self, name: &str) -> Result<Space<'_>> {
-        self.kubectl(&["create", "namespace", name])?;
+        let manifest = format!("apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {name}\n");
+        self.kubectl_with(&["apply", "-f", "-"], &manifest)?;
         let space = Space { lab: self, name: name.to_owned() };
         self.wait("the namespace has its service account", 30, || {
             space.kubectl(&["get", "serviceaccount", "default"]).map(Some)

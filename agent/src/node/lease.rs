@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::clock;
+use crate::source::api::brief;
 
 /// Namespace of node leases.
 const NAMESPACE: &str = "kube-node-lease";
@@ -100,11 +101,11 @@ async fn renew(
     let api: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
     let old = match last {
         Some(lease) => Some(lease),
-        None => api.get_opt(node).await.map_err(|e| e.to_string())?,
+        None => api.get_opt(node).await.map_err(|e| brief(&e))?,
     };
     let params = PostParams::default();
     let fresh = lease(node, uid, seconds, old.clone());
     let result =
         if old.is_some() { api.replace(node, &params, &fresh).await } else { api.create(&params, &fresh).await };
-    result.map_err(|e| e.to_string())
+    result.map_err(|e| brief(&e))
 }

@@ -30,6 +30,16 @@ pub struct Readiness {
     pub network: Option<String>,
 }
 
+/// Asks the runtime how it is; while it does not answer the network stays as it was.
+pub async fn ask(runtime: &dyn Runtime, before: &Readiness) -> Readiness {
+    match runtime.health().await {
+        Ok(Health { runtime, network }) => Readiness { runtime, network },
+        Err(error) => {
+            Readiness { runtime: Some(format!("container runtime is down: {error}")), network: before.network.clone() }
+        }
+    }
+}
+
 /// Asks the runtime how it is until `stop`; publishes changes only.
 pub async fn watch_health(
     runtime: Arc<dyn Runtime>,
@@ -39,13 +49,8 @@ pub async fn watch_health(
     stop: CancellationToken,
 ) {
     loop {
-        let now = match runtime.health().await {
-            Ok(Health { runtime, network }) => Readiness { runtime, network },
-            Err(error) => Readiness {
-                runtime: Some(format!("container runtime is down: {error}")),
-                network: network.borrow().clone(),
-            },
-        };
+        let before = readiness.borrow().clone();
+        let now = ask(runtime.as_ref(), &before).await;
         let fine = now == Readiness::default();
         network.send_if_modified(|old| {
             let changed = *old != now.network;

@@ -20,6 +20,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::pleg::{Pleg, UNHEALTHY_AFTER};
 use crate::runtime::{ImageRecord, Runtime, RuntimeVersion};
+use crate::source::api::brief;
 use crate::status::patch;
 
 /// Longest time one request may take.
@@ -108,7 +109,7 @@ impl Reporter {
     }
 
     async fn register(&self, api: &Api<Node>) -> Result<Node, String> {
-        let fail = |e: kube::Error| e.to_string();
+        let fail = |e: kube::Error| brief(&e);
         if let Some(existing) = api.get_opt(&self.name).await.map_err(fail)? {
             return self.adopt(api, existing).await;
         }
@@ -130,7 +131,7 @@ impl Reporter {
             return Ok(existing);
         }
         let body = json!({"metadata": {"labels": wanted}});
-        api.patch(&self.name, &PatchParams::default(), &Patch::Merge(&body)).await.map_err(|e| e.to_string())
+        api.patch(&self.name, &PatchParams::default(), &Patch::Merge(&body)).await.map_err(|e| brief(&e))
     }
 
     async fn send(&self, api: &Api<Node>, old: &NodeStatus, new: &NodeStatus) -> Result<Node, String> {
@@ -141,7 +142,7 @@ impl Reporter {
         let body = Patch::Strategic(body);
         let request = api.patch_status(&self.name, &params, &body);
         match tokio::time::timeout(REQUEST_DEADLINE, request).await {
-            Ok(result) => result.map_err(|e| e.to_string()),
+            Ok(result) => result.map_err(|e| brief(&e)),
             Err(_) => Err(format!("no answer within {REQUEST_DEADLINE:?}")),
         }
     }

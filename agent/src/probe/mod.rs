@@ -133,7 +133,8 @@ impl Probes {
                 }
                 let key = (latest.id.clone(), kind);
                 wanted.insert(key.clone());
-                if !self.tasks.contains_key(&key) && !(kind == Kind::Startup && self.board.started(&latest.id)) {
+                let over = kind == Kind::Startup && self.board.started(&latest.id);
+                if !over && !self.tasks.contains_key(&key) {
                     let stop = CancellationToken::new();
                     self.tasks.insert(key, stop.clone());
                     let task = task::Task {

@@ -79,17 +79,21 @@ impl CriRuntime {
         }
     }
 
-    async fn call<T>(
-        &self,
+    /// Gives a call its deadline; boxed, because a request's future is tens of kilobytes.
+    fn call<'a, T: Send + 'a>(
+        &'a self,
         call: &'static str,
         limit: Duration,
-        future: impl Future<Output = Result<Response<T>, Status>> + Send,
-    ) -> Result<T, RuntimeError> {
-        match tokio::time::timeout(limit, future).await {
-            Err(_) => Err(RuntimeError::Deadline { call, limit }),
-            Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(self.error(call, &status)),
+        future: impl Future<Output = Result<Response<T>, Status>> + Send + 'a,
+    ) -> Call<'a, T> {
+        async move {
+            match tokio::time::timeout(limit, future).await {
+                Err(_) => Err(RuntimeError::Deadline { call, limit }),
+                Ok(Ok(response)) => Ok(response.into_inner()),
+                Ok(Err(status)) => Err(self.error(call, &status)),
+            }
         }
+        .boxed()
     }
 
     fn error(&self, call: &'static str, status: &Status) -> RuntimeError {
@@ -199,7 +203,12 @@ impl Runtime for CriRuntime {
     fn version(&self) -> Call<'_, RuntimeVersion> {
         async move {
             let request = api::VersionRequest { version: "0.1.0".into() };
-            let v = self.call("Version", READ_DEADLINE, self.runtime.clone().version(request)).await?;
+            let v = self
+                .call("Version", READ_DEADLINE, {
+                    let mut client = self.runtime.clone();
+                    async move { client.version(request).await }
+                })
+                .await?;
             Ok(RuntimeVersion { name: v.runtime_name, version: v.runtime_version })
         }
         .boxed()
@@ -208,7 +217,12 @@ impl Runtime for CriRuntime {
     fn health(&self) -> Call<'_, Health> {
         async move {
             let request = api::StatusRequest { verbose: false };
-            let answer = self.call("Status", READ_DEADLINE, self.runtime.clone().status(request)).await?;
+            let answer = self
+                .call("Status", READ_DEADLINE, {
+                    let mut client = self.runtime.clone();
+                    async move { client.status(request).await }
+                })
+                .await?;
             let status = answer.status.unwrap_or_default();
             Ok(Health { runtime: condition(&status, "RuntimeReady"), network: condition(&status, "NetworkReady") })
         }
@@ -220,8 +234,12 @@ impl Runtime for CriRuntime {
             let label_selector = selector(&filter);
             let filter = api::PodSandboxFilter { id: filter.id.unwrap_or_default(), state: None, label_selector };
             let request = api::ListPodSandboxRequest { filter: Some(filter) };
-            let list =
-                self.call("ListPodSandbox", READ_DEADLINE, self.runtime.clone().list_pod_sandbox(request)).await?;
+            let list = self
+                .call("ListPodSandbox", READ_DEADLINE, {
+                    let mut client = self.runtime.clone();
+                    async move { client.list_pod_sandbox(request).await }
+                })
+                .await?;
             Ok(list
                 .items
                 .into_iter()
@@ -247,8 +265,12 @@ impl Runtime for CriRuntime {
                 label_selector,
             };
             let request = api::ListContainersRequest { filter: Some(filter) };
-            let list =
-                self.call("ListContainers", READ_DEADLINE, self.runtime.clone().list_containers(request)).await?;
+            let list = self
+                .call("ListContainers", READ_DEADLINE, {
+                    let mut client = self.runtime.clone();
+                    async move { client.list_containers(request).await }
+                })
+                .await?;
             Ok(list
                 .containers
                 .into_iter()
@@ -272,8 +294,12 @@ impl Runtime for CriRuntime {
     fn sandbox_status<'a>(&'a self, id: &'a str) -> Call<'a, Sandbox> {
         async move {
             let request = api::PodSandboxStatusRequest { pod_sandbox_id: id.into(), verbose: false };
-            let answer =
-                self.call("PodSandboxStatus", READ_DEADLINE, self.runtime.clone().pod_sandbox_status(request)).await?;
+            let answer = self
+                .call("PodSandboxStatus", READ_DEADLINE, {
+                    let mut client = self.runtime.clone();
+                    async move { client.pod_sandbox_status(request).await }
+                })
+                .await?;
             let s = answer.status.unwrap_or_default();
             let mut ips = Vec::new();
             if let Some(network) = s.network {
@@ -296,8 +322,12 @@ impl Runtime for CriRuntime {
     fn container_status<'a>(&'a self, id: &'a str) -> Call<'a, ContainerRecord> {
         async move {
             let request = api::ContainerStatusRequest { container_id: id.into(), verbose: false };
-            let answer =
-                self.call("ContainerStatus", READ_DEADLINE, self.runtime.clone().container_status(request)).await?;
+            let answer = self
+                .call("ContainerStatus", READ_DEADLINE, {
+                    let mut client = self.runtime.clone();
+                    async move { client.container_status(request).await }
+                })
+                .await?;
             Ok(to_record(answer.status.unwrap_or_default()))
         }
         .boxed()
@@ -306,8 +336,12 @@ impl Runtime for CriRuntime {
     fn run_sandbox(&self, config: Box<api::PodSandboxConfig>, handler: String) -> Call<'_, String> {
         async move {
             let request = api::RunPodSandboxRequest { config: Some(*config), runtime_handler: handler };
-            let answer =
-                self.call("RunPodSandbox", SANDBOX_DEADLINE, self.runtime.clone().run_pod_sandbox(request)).await?;
+            let answer = self
+                .call("RunPodSandbox", SANDBOX_DEADLINE, {
+                    let mut client = self.runtime.clone();
+                    async move { client.run_pod_sandbox(request).await }
+                })
+                .await?;
             Ok(answer.pod_sandbox_id)
         }
         .boxed()
@@ -316,7 +350,11 @@ impl Runtime for CriRuntime {
     fn stop_sandbox<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         async move {
             let request = api::StopPodSandboxRequest { pod_sandbox_id: id.into() };
-            self.call("StopPodSandbox", CALL_DEADLINE, self.runtime.clone().stop_pod_sandbox(request)).await?;
+            self.call("StopPodSandbox", CALL_DEADLINE, {
+                let mut client = self.runtime.clone();
+                async move { client.stop_pod_sandbox(request).await }
+            })
+            .await?;
             Ok(())
         }
         .boxed()
@@ -325,7 +363,11 @@ impl Runtime for CriRuntime {
     fn remove_sandbox<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         async move {
             let request = api::RemovePodSandboxRequest { pod_sandbox_id: id.into() };
-            self.call("RemovePodSandbox", CALL_DEADLINE, self.runtime.clone().remove_pod_sandbox(request)).await?;
+            self.call("RemovePodSandbox", CALL_DEADLINE, {
+                let mut client = self.runtime.clone();
+                async move { client.remove_pod_sandbox(request).await }
+            })
+            .await?;
             Ok(())
         }
         .boxed()
@@ -343,8 +385,12 @@ impl Runtime for CriRuntime {
                 config: Some(*config),
                 sandbox_config: Some(*sandbox),
             };
-            let answer =
-                self.call("CreateContainer", CALL_DEADLINE, self.runtime.clone().create_container(request)).await?;
+            let answer = self
+                .call("CreateContainer", CALL_DEADLINE, {
+                    let mut client = self.runtime.clone();
+                    async move { client.create_container(request).await }
+                })
+                .await?;
             Ok(answer.container_id)
         }
         .boxed()
@@ -353,7 +399,11 @@ impl Runtime for CriRuntime {
     fn start_container<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         async move {
             let request = api::StartContainerRequest { container_id: id.into() };
-            self.call("StartContainer", CALL_DEADLINE, self.runtime.clone().start_container(request)).await?;
+            self.call("StartContainer", CALL_DEADLINE, {
+                let mut client = self.runtime.clone();
+                async move { client.start_container(request).await }
+            })
+            .await?;
             Ok(())
         }
         .boxed()
@@ -364,7 +414,11 @@ impl Runtime for CriRuntime {
             let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
             let request = api::StopContainerRequest { container_id: id.into(), timeout: seconds };
             let limit = timeout + CALL_DEADLINE;
-            self.call("StopContainer", limit, self.runtime.clone().stop_container(request)).await?;
+            self.call("StopContainer", limit, {
+                let mut client = self.runtime.clone();
+                async move { client.stop_container(request).await }
+            })
+            .await?;
             Ok(())
         }
         .boxed()
@@ -373,7 +427,11 @@ impl Runtime for CriRuntime {
     fn remove_container<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         async move {
             let request = api::RemoveContainerRequest { container_id: id.into() };
-            self.call("RemoveContainer", CALL_DEADLINE, self.runtime.clone().remove_container(request)).await?;
+            self.call("RemoveContainer", CALL_DEADLINE, {
+                let mut client = self.runtime.clone();
+                async move { client.remove_container(request).await }
+            })
+            .await?;
             Ok(())
         }
         .boxed()
@@ -385,7 +443,12 @@ impl Runtime for CriRuntime {
             let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
             let request = api::ExecSyncRequest { container_id: id.into(), cmd: command, timeout: seconds };
             let limit = if seconds == 0 { CALL_DEADLINE } else { timeout + READ_DEADLINE };
-            let answer = self.call("ExecSync", limit, self.runtime.clone().exec_sync(request)).await;
+            let answer = self
+                .call("ExecSync", limit, {
+                    let mut client = self.runtime.clone();
+                    async move { client.exec_sync(request).await }
+                })
+                .await;
             let answer = match answer {
                 Err(RuntimeError::Failed { message, .. }) if message.contains("DeadlineExceeded") => {
                     return Err(RuntimeError::Deadline { call: "ExecSync", limit: timeout });
@@ -402,7 +465,11 @@ impl Runtime for CriRuntime {
     fn reopen_log<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         async move {
             let request = api::ReopenContainerLogRequest { container_id: id.into() };
-            self.call("ReopenContainerLog", READ_DEADLINE, self.runtime.clone().reopen_container_log(request)).await?;
+            self.call("ReopenContainerLog", READ_DEADLINE, {
+                let mut client = self.runtime.clone();
+                async move { client.reopen_container_log(request).await }
+            })
+            .await?;
             Ok(())
         }
         .boxed()
@@ -411,7 +478,12 @@ impl Runtime for CriRuntime {
     fn image_status<'a>(&'a self, image: &'a str) -> Call<'a, Option<ImageRecord>> {
         async move {
             let request = api::ImageStatusRequest { image: Some(image_spec(image)), verbose: false };
-            let answer = self.call("ImageStatus", READ_DEADLINE, self.images.clone().image_status(request)).await?;
+            let answer = self
+                .call("ImageStatus", READ_DEADLINE, {
+                    let mut client = self.images.clone();
+                    async move { client.image_status(request).await }
+                })
+                .await?;
             Ok(answer.image.map(to_image))
         }
         .boxed()
@@ -420,7 +492,12 @@ impl Runtime for CriRuntime {
     fn pull_image<'a>(&'a self, image: &'a str, auth: Option<api::AuthConfig>) -> Call<'a, String> {
         async move {
             let request = api::PullImageRequest { image: Some(image_spec(image)), auth, sandbox_config: None };
-            let answer = self.call("PullImage", PULL_DEADLINE, self.images.clone().pull_image(request)).await?;
+            let answer = self
+                .call("PullImage", PULL_DEADLINE, {
+                    let mut client = self.images.clone();
+                    async move { client.pull_image(request).await }
+                })
+                .await?;
             Ok(answer.image_ref)
         }
         .boxed()
@@ -429,7 +506,12 @@ impl Runtime for CriRuntime {
     fn list_images(&self) -> Call<'_, Vec<ImageRecord>> {
         async move {
             let request = api::ListImagesRequest { filter: None };
-            let answer = self.call("ListImages", READ_DEADLINE, self.images.clone().list_images(request)).await?;
+            let answer = self
+                .call("ListImages", READ_DEADLINE, {
+                    let mut client = self.images.clone();
+                    async move { client.list_images(request).await }
+                })
+                .await?;
             Ok(answer.images.into_iter().map(to_image).collect())
         }
         .boxed()
@@ -438,7 +520,11 @@ impl Runtime for CriRuntime {
     fn remove_image<'a>(&'a self, image: &'a str) -> Call<'a, ()> {
         async move {
             let request = api::RemoveImageRequest { image: Some(image_spec(image)) };
-            self.call("RemoveImage", CALL_DEADLINE, self.images.clone().remove_image(request)).await?;
+            self.call("RemoveImage", CALL_DEADLINE, {
+                let mut client = self.images.clone();
+                async move { client.remove_image(request).await }
+            })
+            .await?;
             Ok(())
         }
         .boxed()

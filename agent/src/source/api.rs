@@ -26,6 +26,24 @@ fn slim(mut pod: Pod) -> Arc<Pod> {
     Arc::new(pod)
 }
 
+/// An error of the API in one line; the client's own text repeats the whole status object.
+#[must_use]
+pub fn brief(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn brief_watch(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(e) | watcher::Error::WatchStartFailed(e) | watcher::Error::WatchFailed(e) => {
+            brief(e)
+        }
+        other => other.to_string(),
+    }
+}
+
 fn key(pod: &Pod) -> String {
     pod.metadata.uid.clone().unwrap_or_default()
 }
@@ -47,7 +65,7 @@ pub async fn run(client: kube::Client, node: String, out: watch::Sender<Option<P
             None => return,
             Some(Err(error)) => {
                 if !std::mem::replace(&mut failing, true) {
-                    warn!("cannot watch pods, running pods stay: {error}");
+                    warn!("cannot watch pods, running pods stay: {}", brief_watch(&error));
                 }
                 continue;
             }

@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 
 use super::patch;
 use crate::pod;
+use crate::source::api::brief;
 
 /// Requests at once.
 const IN_FLIGHT: usize = 8;
@@ -242,7 +243,7 @@ async fn send(client: kube::Client, job: Job) -> Done {
                 return Done::Gone;
             }
             Ok(Err(error)) => {
-                warn!(pod = job.name, "cannot send a pod's status: {error}");
+                warn!(pod = job.name, "cannot send a pod's status: {}", brief(&error));
                 return Done::Failed;
             }
             Err(_) => return Done::Failed,
@@ -257,7 +258,7 @@ async fn send(client: kube::Client, job: Job) -> Done {
         Ok(Ok(_)) => Done::Deleted,
         Ok(Err(kube::Error::Api(s))) if s.code == 404 || s.code == 409 => Done::Gone,
         Ok(Err(error)) => {
-            warn!(pod = job.name, "cannot delete a pod that has ended: {error}");
+            warn!(pod = job.name, "cannot delete a pod that has ended: {}", brief(&error));
             Done::Failed
         }
         Err(_) => Done::Failed,

@@ -111,7 +111,8 @@ fn tally_init(pod: &Pod, container: &Container, status: Option<&ContainerStatus>
         let started = status.and_then(|s| s.started) == Some(true);
         let running = state.is_some_and(|s| s.running.is_some());
         let ended = terminated_code(state).is_some() || last.is_some();
-        if !(running && started) && !ended {
+        let up = running && started;
+        if !up && !ended {
             t.pending_init += 1;
         }
         return;

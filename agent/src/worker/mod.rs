@@ -7,6 +7,8 @@
 
 mod start;
 mod stop;
+#[cfg(test)]
+mod tests;
 
 pub use stop::{remove_container, remove_pod};
 
@@ -131,11 +133,12 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
     let previous = node.statuses.get(&uid).map(|s| (*s).clone()).or_else(|| pod.status.clone()).unwrap_or_default();
     let probes = Probes::new(node.clone(), &previous);
     let mut verdicts = probes.changes();
+    let (waiting, backoff) = remembered(&previous);
     let mut worker = Worker {
         node,
         pod,
-        memory: Memory::default(),
-        waiting: BTreeMap::new(),
+        memory: Memory { backoff, ..Memory::default() },
+        waiting,
         previous,
         probes,
         errors: 0,
@@ -171,6 +174,25 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         }
     }
     worker.end(&mut desired, &stop).await
+}
+
+/// What the last status tells about waiting containers, so that a restart of the agent neither hides a reason nor
+/// forgets a restart delay.
+fn remembered(status: &PodStatus) -> (BTreeMap<String, Waiting>, BTreeMap<String, backoff::Backoff>) {
+    let (mut waiting, mut delays) = (BTreeMap::new(), BTreeMap::new());
+    for container in [&status.container_statuses, &status.init_container_statuses].into_iter().flatten().flatten() {
+        let Some(state) = container.state.as_ref().and_then(|s| s.waiting.as_ref()) else { continue };
+        let (reason, message) = (state.reason.clone().unwrap_or_default(), state.message.clone().unwrap_or_default());
+        if ["ContainerCreating", "PodInitializing", ""].contains(&reason.as_str()) {
+            continue;
+        }
+        let delay = message.strip_prefix("back-off ").and_then(|rest| rest.split(' ').next());
+        if let Some(delay) = delay.and_then(|d| kube_common::duration::GoDuration::parse(d).ok()) {
+            delays.insert(container.name.clone(), backoff::Backoff { delay: delay.0, updated_at: clock::now() });
+        }
+        waiting.insert(container.name.clone(), Waiting { reason, message });
+    }
+    (waiting, delays)
 }
 
 impl Worker {
@@ -227,7 +249,7 @@ impl Worker {
         let mut record = self.record();
         self.update_probes(&record);
         let phase = self.publish(&record, false);
-        if phase.is_terminal() {
+        if phase.is_terminal() || self.past_deadline() {
             return Next::Finished;
         }
         let mut actions = self.decide(&record);
@@ -266,10 +288,28 @@ impl Worker {
         self.next_look(&actions, clean)
     }
 
+    /// When `activeDeadlineSeconds` is over, nanoseconds since the epoch.
+    fn deadline(&self) -> Option<i64> {
+        let seconds = self.pod.spec.as_ref()?.active_deadline_seconds?;
+        let started = self.previous.start_time.as_ref()?.0.as_second();
+        Some(started.saturating_add(seconds).saturating_mul(1_000_000_000))
+    }
+
+    /// Whether the pod has used up its time; then it ends as upstream ends it.
+    fn past_deadline(&mut self) -> bool {
+        let past = self.deadline().is_some_and(|at| clock::now() >= at);
+        if past {
+            let message = "Pod was active on the node longer than the specified deadline";
+            self.node.recorder.pod(&self.pod, "Normal", "DeadlineExceeded", message);
+            self.end = Some(NodeEnd { reason: "DeadlineExceeded".into(), message: message.into() });
+        }
+        past
+    }
+
     fn next_look(&mut self, actions: &Actions, clean: bool) -> Next {
         let now = clock::now();
         let mut at = now + nanos(self.node.sync_period.mul_f64(1.0 + rand::random::<f64>() / 2.0));
-        at = at.min(actions.wake_at().unwrap_or(i64::MAX));
+        at = at.min(actions.wake_at().unwrap_or(i64::MAX)).min(self.deadline().unwrap_or(i64::MAX));
         if clean {
             self.errors = 0;
         } else {

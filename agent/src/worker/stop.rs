@@ -35,7 +35,7 @@ impl Worker {
         loop {
             let want = desired.borrow_and_update().clone();
             self.pod = want.pod.clone();
-            self.end.clone_from(&want.end);
+            self.end = want.end.clone().or(self.end.take());
             let grace = self.grace();
             let mut record = self.record();
             self.update_probes(&record);

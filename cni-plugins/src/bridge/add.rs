@@ -11,9 +11,10 @@ use super::{BridgeError, gateways};
 use crate::config::ConfigError;
 use crate::error::Error;
 use crate::ipam;
+use crate::masquerade;
 use crate::net::{self, Link, Net, NetError, NetNs, PeerSpec, PortOptions, sysctl};
 use crate::skel::{Command, Request};
-use crate::types::{AddResult, Interface};
+use crate::types::{AddResult, Interface, Route};
 
 const EEXIST: i32 = 17;
 const EOPNOTSUPP: i32 = 95;
@@ -31,6 +32,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Default)]
 struct Undo {
     veth: Option<String>,
+    masqueraded: Vec<IpAddr>,
     addresses: bool,
 }
 
@@ -61,18 +63,23 @@ struct Job<'a> {
 
 impl Job<'_> {
     async fn run(&self, undo: &mut Undo) -> Result<AddResult, Error> {
+        // Addresses first: they get to the disk while the kernel makes the interfaces.
+        let (mut result, pending) = match &self.conf.ipam {
+            Some(plugin) => self.allocate(plugin, undo)?.split(),
+            None => Default::default(),
+        };
         let bridge = self.ensure_bridge().await?;
         let host_end = self.add_pair(&bridge, undo).await?;
         let container_end = self.inside.existing_link(&self.request.ifname).await?;
-        let mut result = match &self.conf.ipam {
-            Some(plugin) => self.allocate(plugin, undo)?,
-            None => AddResult::default(),
-        };
         let gateways = gateways::complete(&mut result, &self.conf);
         if self.conf.ipam.is_some() {
             self.configure_inside(&container_end, &result).await?;
         } else if !self.conf.leave_down {
             self.inside.set_up(&container_end).await?;
+        }
+        if self.conf.masquerade {
+            undo.masqueraded = result.ips.iter().map(|ip| ip.address.addr()).collect();
+            masquerade::add(&result.ips.iter().map(|ip| ip.address).collect::<Vec<_>>())?;
         }
         let vlan_interface = self.configure_gateways(&bridge, &gateways).await?;
         // The bridge's own address may have changed with its first port.
@@ -84,6 +91,7 @@ impl Job<'_> {
         if !self.conf.dns.is_empty() {
             result.dns = self.conf.dns.clone();
         }
+        pending.wait()?;
         Ok(result)
     }
 
@@ -167,28 +175,24 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn allocate(&self, plugin: &str, undo: &mut Undo) -> Result<AddResult, Error> {
-        let result = ipam::call(plugin, self.request)?.unwrap_or_default();
+    fn allocate(&self, plugin: &str, undo: &mut Undo) -> Result<ipam::Added, Error> {
+        let added = ipam::add(plugin, self.request)?;
         undo.addresses = true;
-        if result.ips.is_empty() {
+        if added.result.ips.is_empty() {
             return Err(BridgeError::NoAddress.into());
         }
-        if let Some(route) = result
-            .routes
-            .iter()
-            .find(|route| route.gw.is_some_and(|gateway| gateway.is_ipv4() != route.dst.addr().is_ipv4()))
-        {
+        let crossed = |route: &&Route| route.gw.is_some_and(|gateway| gateway.is_ipv4() != route.dst.addr().is_ipv4());
+        if let Some(route) = added.result.routes.iter().find(crossed) {
             let reason = format!("route {} has a gateway of the other family", route.dst);
             return Err(ConfigError::invalid("ipam.routes", reason).into());
         }
-        Ok(result)
+        Ok(added)
     }
 
     /// Settings before addresses, addresses before up (so that the announcement has something to announce), up before routes.
     async fn configure_inside(&self, link: &Link, result: &AddResult) -> Result<(), Error> {
         let has_v6 = result.ips.iter().any(|ip| ip.address.addr().is_ipv6());
-        let (name, dad) = (link.name.clone(), self.conf.dad);
-        self.namespace.run(move || set_inside(&name, has_v6, dad))?;
+        self.namespace.run(|| set_inside(&link.name, has_v6, self.conf.dad))?;
         for ip in &result.ips {
             self.inside.add_address(link, ip.address).await?;
         }
@@ -297,6 +301,11 @@ impl Job<'_> {
             if let Err(error) = deleted {
                 eprintln!("keelson-cni: undoing a failed ADD: {error}");
             }
+        }
+        if !undo.masqueraded.is_empty()
+            && let Err(error) = masquerade::remove(&undo.masqueraded)
+        {
+            eprintln!("keelson-cni: undoing a failed ADD: {error}");
         }
         let Some(plugin) = self.conf.ipam.as_ref().filter(|_| undo.addresses) else { return };
         if let Err(error) = ipam::call(plugin, &self.request.with_command(Command::Del)) {

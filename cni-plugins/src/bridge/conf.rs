@@ -24,6 +24,8 @@ pub struct Conf {
     pub is_default_gateway: bool,
     /// Another address of the bridge is replaced.
     pub force_address: bool,
+    /// What leaves the subnet is masqueraded.
+    pub masquerade: bool,
     /// MTU of bridge and veth pair; 0 is the kernel's choice.
     pub mtu: u32,
     /// The bridge is promiscuous.
@@ -60,6 +62,7 @@ struct Raw {
     is_default_gateway: bool,
     force_address: bool,
     ip_masq: bool,
+    ip_masq_backend: String,
     mtu: u32,
     hairpin_mode: bool,
     promisc_mode: bool,
@@ -107,6 +110,7 @@ impl Default for Raw {
             is_default_gateway: false,
             force_address: false,
             ip_masq: false,
+            ip_masq_backend: String::new(),
             mtu: 0,
             hairpin_mode: false,
             promisc_mode: false,
@@ -156,6 +160,7 @@ impl Conf {
             is_gateway: raw.is_gateway || raw.is_default_gateway,
             is_default_gateway: raw.is_default_gateway,
             force_address: raw.force_address,
+            masquerade: raw.ip_masq,
             mtu: raw.mtu,
             promiscuous: raw.promisc_mode,
             port: PortOptions { hairpin: raw.hairpin_mode, isolated: raw.port_isolation },
@@ -172,16 +177,15 @@ impl Conf {
     }
 }
 
-/// What needs packet filter rules is refused rather than left out in silence. A DEL of such a configuration has nothing to undo.
+/// What cannot be done is refused rather than left out in silence. A DEL of such a configuration has nothing to undo.
 fn refuse_unsupported(raw: &Raw) -> Result<(), ConfigError> {
-    let unsupported = |key, reason| ConfigError::Unsupported { key, value: "true".to_owned(), reason };
-    if raw.ip_masq {
-        let reason =
-            "this bridge plugin writes no masquerade rules yet; let the service dataplane or a host rule masquerade";
-        return Err(unsupported("ipMasq", reason));
+    if raw.ip_masq && !["", "nftables"].contains(&raw.ip_masq_backend.as_str()) {
+        let reason = "this bridge plugin masquerades by nftables only; leave the key out";
+        return Err(ConfigError::Unsupported { key: "ipMasqBackend", value: raw.ip_masq_backend.clone(), reason });
     }
     if raw.macspoofchk {
-        return Err(unsupported("macspoofchk", "this bridge plugin writes no filter rules yet; leave the key out"));
+        let reason = "this bridge plugin writes no filter rules yet; leave the key out";
+        return Err(ConfigError::Unsupported { key: "macspoofchk", value: "true".to_owned(), reason });
     }
     Ok(())
 }

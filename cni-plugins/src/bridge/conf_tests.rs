@@ -72,7 +72,7 @@ fn nonsense_names_its_key_too() {
         (json!({ "hairpinMode": true, "promiscMode": true }), "`hairpinMode`"),
         (json!({ "runtimeConfig": { "mac": "00:11" } }), "`runtimeConfig.mac`"),
         (json!({ "disableContainerInterface": true, "ipam": { "type": "host-local" } }), "`disableContainerInterface`"),
-        (json!({ "ipMasq": true }), "`ipMasq` = true is not supported"),
+        (json!({ "ipMasq": true, "ipMasqBackend": "iptables" }), "`ipMasqBackend` = iptables is not supported"),
         (json!({ "macspoofchk": true }), "`macspoofchk` = true is not supported"),
         (json!({ "ipam": { "type": "host-local" } }), "no IP ranges specified"),
         (json!({ "ipam": { "ranges": [[]] } }), "invalid range set 0: empty"),
@@ -104,8 +104,8 @@ fn trunks_are_sorted_and_unique() {
 
 #[test]
 fn unsupported_keys_have_their_own_code() {
-    let error = Conf::load(&request(&json!({ "ipMasq": true })).unwrap()).unwrap_err();
-    assert!(matches!(error, ConfigError::Unsupported { key: "ipMasq", .. }));
+    let error = Conf::load(&request(&json!({ "macspoofchk": true })).unwrap()).unwrap_err();
+    assert!(matches!(error, ConfigError::Unsupported { key: "macspoofchk", .. }));
     assert_eq!(Error::from(error).code(), 2);
 }
 

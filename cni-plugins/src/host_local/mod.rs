@@ -15,7 +15,7 @@ mod store;
 
 pub use config::Conf;
 pub use range::{Range, RangeSet, RangeSpec};
-pub use store::{Owner, Store, StoreError};
+pub use store::{Owner, Store, StoreError, Unlocked};
 
 use std::collections::BTreeSet;
 use std::io;
@@ -109,8 +109,16 @@ fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Takes an address of every range set.
+/// Takes an address of every range set, and waits until that is on disk.
 pub fn add(request: &Request) -> Result<AddResult, HostLocalError> {
+    let (result, durable) = take(request)?;
+    durable.wait()?;
+    Ok(result)
+}
+
+/// Takes an address of every range set. The result must not be told to anybody before [`Durable::wait`] has returned; until then
+/// there is time for other work.
+pub fn take(request: &Request) -> Result<(AddResult, Durable), HostLocalError> {
     let conf = Conf::load(request)?;
     let dns = match &conf.resolv_conf {
         Some(path) => resolv::read(path)?,
@@ -128,14 +136,30 @@ pub fn add(request: &Request) -> Result<AddResult, HostLocalError> {
     let ips = allocated?;
     // The files are there and seen by all: the wait for the disk needs no lock.
     let unlocked = store.unlock();
-    if let Err(error) = unlocked.sync(&taken) {
-        let store = Store::open(&conf.data_dir, &request.network)?;
-        for ip in taken {
+    let durable = Durable { unlocked, taken, data_dir: conf.data_dir, network: request.network.clone() };
+    Ok((AddResult { ips, routes: conf.routes, dns, ..AddResult::default() }, durable))
+}
+
+/// Addresses that are reserved but perhaps not on disk yet.
+#[derive(Debug)]
+#[must_use = "an address may be told only after it is on disk"]
+pub struct Durable {
+    unlocked: Unlocked,
+    taken: Vec<IpAddr>,
+    data_dir: PathBuf,
+    network: String,
+}
+
+impl Durable {
+    /// Waits for the disk; gives the addresses back when it fails.
+    pub fn wait(self) -> Result<(), HostLocalError> {
+        let Err(error) = self.unlocked.sync(&self.taken) else { return Ok(()) };
+        let store = Store::open(&self.data_dir, &self.network)?;
+        for ip in self.taken {
             store.remove(ip)?;
         }
-        return Err(error.into());
+        Err(error.into())
     }
-    Ok(AddResult { ips, routes: conf.routes, dns, ..AddResult::default() })
 }
 
 fn allocate(

@@ -1,7 +1,7 @@
 //! Links, addresses and routes of one network namespace, by netlink.
 //!
-//! A [`Net`] is a netlink socket, and a socket belongs for ever to the namespace it was opened in: so the container's is opened by
-//! a thread that has entered the container's namespace, and everything else happens on one thread that never leaves the host's.
+//! A [`Net`] is a netlink socket, and a socket belongs for ever to the namespace it was opened in: so the one thread enters the
+//! container's namespace only to open a socket there, or to write settings under /proc/sys.
 
 mod address;
 mod link;
@@ -99,11 +99,7 @@ impl Net {
 
     /// A socket in another namespace. Needs the runtime's context.
     pub fn inside(namespace: &NetNs) -> Result<Self, NetNsOrNet> {
-        let runtime = tokio::runtime::Handle::current();
-        let opened = namespace.run(|| {
-            let _context = runtime.enter();
-            rtnetlink::new_connection()
-        })?;
+        let opened = namespace.run(rtnetlink::new_connection)?;
         let (connection, handle, _) =
             opened.map_err(|source| NetError::Setup { action: "open a netlink socket in the container", source })?;
         tokio::spawn(connection);

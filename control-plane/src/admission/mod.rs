@@ -1,12 +1,12 @@
 //! Admission: what the cluster's state adds to an object, or refuses.
 //!
-//! NamespaceLifecycle for every kind; ServiceAccount, Priority and DefaultTolerationSeconds for pods. Upstream counterparts: the plugins of
+//! NamespaceLifecycle for every kind; ServiceAccount, Priority and DefaultTolerationSeconds for pods; TaintNodesByCondition for nodes. Upstream counterparts: the plugins of
 //! these names under `plugin/pkg/admission`.
 
 mod pods;
 
 use keelson_kinds::{ApiError, Cause, lookup};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::http::Call;
 
@@ -24,7 +24,24 @@ pub async fn create(call: &Call, object: &mut Value) -> Result<(), ApiError> {
     if call.res.group.is_empty() && call.res.plural == "pods" {
         pods::admit(call, object).await?;
     }
+    if call.res.group.is_empty() && call.res.plural == "nodes" {
+        taint_new_node(object);
+    }
     Ok(())
+}
+
+/// A node takes no pods until the node-lifecycle controller has seen it ready: TaintNodesByCondition.
+fn taint_new_node(node: &mut Value) {
+    let taint = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+    let taints = &mut node["spec"]["taints"];
+    match taints {
+        Value::Array(list) => {
+            if !list.iter().any(|t| t["key"] == taint["key"] && t["effect"] == taint["effect"]) {
+                list.push(taint);
+            }
+        }
+        other => *other = json!([taint]),
+    }
 }
 
 /// Before a changed object is prepared and validated.

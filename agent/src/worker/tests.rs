@@ -1,0 +1,222 @@
+//! Workers against the runtime's model.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::cgroup::Layout;
+use crate::config::kubelet::CgroupDriver;
+use crate::materials::Bare;
+use crate::runtime::fake::FakeRuntime;
+use crate::runtime::{ContainerState, RuntimeError};
+
+struct Bench {
+    fake: Arc<FakeRuntime>,
+    node: Arc<NodeContext>,
+    _dir: tempfile::TempDir,
+}
+
+fn bench() -> Bench {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Arc::new(FakeRuntime::with_images(&["busybox:1"]));
+    let runtime: Arc<dyn Runtime> = fake.clone();
+    let (recorder, _) = Recorder::new("n");
+    let path = |name: &str| dir.path().join(name);
+    let node = Arc::new(NodeContext {
+        images: Images::new(runtime.clone(), recorder.clone(), Some(1)),
+        pleg: Pleg::new(runtime.clone()),
+        runtime,
+        recorder,
+        statuses: Arc::default(),
+        materials: Arc::new(Bare),
+        cgroups: Cgroups::new(Layout::Unified(path("cgroup")), "", CgroupDriver::Cgroupfs, false),
+        settings: NodeSettings {
+            logs_root: path("pods"),
+            links_root: path("links"),
+            root_dir: path("root"),
+            cpu_quota: true,
+            cpu_period: Duration::from_millis(100),
+            memory_capacity: 1 << 30,
+            seccomp_default: false,
+            cgroup_v1: true,
+            pids_limit: -1,
+        },
+        policy: Policy::default(),
+        network: watch::Sender::new(None).subscribe(),
+        host_ips: watch::Sender::new(vec!["192.0.2.1".into()]).subscribe(),
+        sync_period: Duration::from_secs(60),
+        started: Instant::now(),
+    });
+    Bench { fake, node, _dir: dir }
+}
+
+fn pod(spec: serde_json::Value) -> Arc<Pod> {
+    Arc::new(
+        serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u1"}, "spec": spec}))
+            .unwrap(),
+    )
+}
+
+fn simple() -> Arc<Pod> {
+    pod(json!({"terminationGracePeriodSeconds": 5, "containers": [{"name": "m", "image": "busybox:1"}]}))
+}
+
+struct Running {
+    desired: watch::Sender<Desired>,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<Outcome>,
+}
+
+impl Bench {
+    fn start(&self, pod: Arc<Pod>) -> Running {
+        let (desired, rx) = watch::channel(Desired { pod, removed: false, end: None });
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(self.node.clone(), rx, stop.clone()));
+        Running { desired, stop, task }
+    }
+
+    /// Waits until the pod's status fulfils a condition; reads the runtime as an event would make the agent do.
+    async fn until(&self, what: &str, check: impl Fn(&PodStatus) -> bool) -> Arc<PodStatus> {
+        for _ in 0..500 {
+            let _ = self.node.pleg.refresh("u1").await;
+            if let Some(status) = self.node.statuses.get("u1").filter(|s| check(s)) {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("not reached: {what}; status {:?}", self.node.statuses.get("u1"));
+    }
+}
+
+fn phase(want: &'static str) -> impl Fn(&PodStatus) -> bool {
+    move |s| s.phase.as_deref() == Some(want)
+}
+
+fn restarts(want: i32) -> impl Fn(&PodStatus) -> bool {
+    move |s| s.container_statuses.as_ref().is_some_and(|c| c[0].restart_count == want && c[0].ready)
+}
+
+#[tokio::test]
+async fn starts_restarts_and_ends() {
+    let b = bench();
+    let r = b.start(simple());
+    b.until("running", phase("Running")).await;
+    assert_eq!(b.fake.changes(), ["RunPodSandbox 0", "CreateContainer m:0", "StartContainer "]);
+    b.fake.exit("m", 1);
+    b.until("first restart at once", restarts(1)).await;
+    b.fake.exit("m", 1);
+    let s = b.until("back-off", |s| {
+        s.container_statuses.as_ref().is_some_and(|c| c[0].state.as_ref().is_some_and(|s| s.waiting.is_some()))
+    });
+    let s = s.await;
+    let waiting = s.container_statuses.as_ref().unwrap()[0].state.as_ref().unwrap().waiting.clone().unwrap();
+    assert_eq!(waiting.reason.as_deref(), Some("CrashLoopBackOff"));
+    assert_eq!(waiting.message.as_deref(), Some("back-off 10s restarting failed container=m pod=p_ns(u1)"));
+    r.desired.send_modify(|d| d.removed = true);
+    assert_eq!(r.task.await.unwrap(), Outcome::Gone);
+    assert!(b.node.pleg.all().is_empty());
+}
+
+#[tokio::test]
+async fn deletion_uses_the_grace_and_removes_everything() {
+    let b = bench();
+    let r = b.start(simple());
+    b.until("running", phase("Running")).await;
+    r.desired.send_modify(|d| {
+        let mut p = (*d.pod).clone();
+        p.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(clock::timestamp()));
+        p.metadata.deletion_grace_period_seconds = Some(7);
+        d.pod = Arc::new(p);
+    });
+    assert_eq!(r.task.await.unwrap(), Outcome::Gone);
+    let changes = b.fake.changes();
+    // The time since the decision is taken off the grace.
+    assert!(changes.iter().any(|c| c == "StopContainer 6" || c == "StopContainer 7"), "{changes:?}");
+    assert_eq!(changes.last().map(String::as_str), Some("RemovePodSandbox "));
+    assert!(b.node.pleg.all().is_empty());
+}
+
+#[tokio::test]
+async fn a_stopped_agent_touches_nothing_and_the_next_adopts() {
+    let b = bench();
+    let r = b.start(simple());
+    b.until("running", phase("Running")).await;
+    let before = b.fake.changes();
+    r.stop.cancel();
+    assert_eq!(r.task.await.unwrap(), Outcome::AgentStops);
+    let again = b.start(simple());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(b.fake.changes(), before);
+    again.stop.cancel();
+    again.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_sandbox_is_replaced() {
+    let b = bench();
+    let r = b.start(simple());
+    b.until("running", phase("Running")).await;
+    b.fake.lose_sandboxes();
+    b.until("running again", restarts(1)).await;
+    assert!(b.fake.changes().contains(&"RunPodSandbox 1".to_owned()));
+    r.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_job_ends_and_keeps_its_records() {
+    let b = bench();
+    let r = b.start(pod(json!({"restartPolicy": "Never", "containers": [{"name": "m", "image": "busybox:1"}]})));
+    b.until("running", phase("Running")).await;
+    b.fake.exit("m", 0);
+    b.until("succeeded", phase("Succeeded")).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let record = b.node.pleg.get("u1").unwrap();
+    assert_eq!(record.containers[0].state, ContainerState::Exited);
+    assert!(!r.task.is_finished());
+    r.desired.send_modify(|d| d.removed = true);
+    assert_eq!(r.task.await.unwrap(), Outcome::Gone);
+}
+
+#[tokio::test]
+async fn pull_and_create_errors_show_in_the_status() {
+    let b = bench();
+    let missing = b.start(pod(json!({"containers": [{"name": "m", "image": "nowhere:1"}]})));
+    let reason = |want: &'static str| {
+        move |s: &PodStatus| {
+            let state =
+                s.container_statuses.as_ref().and_then(|c| c[0].state.as_ref()).and_then(|s| s.waiting.as_ref());
+            state.and_then(|w| w.reason.as_deref()) == Some(want)
+        }
+    };
+    b.until("pull fails", reason("ErrImagePull")).await;
+    missing.stop.cancel();
+    missing.task.await.unwrap();
+    let b = bench();
+    b.fake.fail("CreateContainer", Some(RuntimeError::Failed { call: "CreateContainer", message: "no space".into() }));
+    let r = b.start(simple());
+    b.until("create fails", reason("CreateContainerError")).await;
+    b.fake.fail("CreateContainer", None);
+    b.until("tries again", phase("Running")).await;
+    r.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_reserved_name_raises_the_attempt() {
+    let b = bench();
+    let r = b.start(simple());
+    b.until("running", phase("Running")).await;
+    r.stop.cancel();
+    r.task.await.unwrap();
+    // A cache that has forgotten the sandbox stands for a runtime whose listing lags behind.
+    let fresh = Pleg::new(b.fake.clone());
+    assert!(fresh.get("u1").is_none());
+    b.fake.lose_sandboxes();
+    let again = b.start(simple());
+    b.until("a new sandbox", restarts(1)).await;
+    again.stop.cancel();
+}
