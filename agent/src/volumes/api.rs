@@ -218,7 +218,7 @@ async fn follow<K: Into<Object>>(
     changes: broadcast::Sender<ObjectKey>,
     stop: CancellationToken,
 ) {
-    let mut stream = std::pin::pin!(stream);
+    let mut stream = Box::pin(stream);
     loop {
         let item = tokio::select! {
             () = stop.cancelled() => return,

@@ -13,10 +13,12 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use super::*;
 
+type Events = tokio::sync::mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>;
+
 #[derive(Default)]
 struct Server {
     objects: HashMap<String, Value>,
-    watches: Vec<(String, tokio::sync::mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>)>,
+    watches: Vec<(String, Events)>,
     requests: Vec<String>,
     forbidden: bool,
     version: u64,
