@@ -122,6 +122,8 @@ pub struct Engine {
     planner: Planner,
     tables: Vec<Table>,
     conntrack: Option<Box<dyn Conntrack>>,
+    /// The rule set's generation after the last sync, if nobody else committed meanwhile.
+    generation: Option<u32>,
 }
 
 impl Engine {
@@ -134,7 +136,7 @@ impl Engine {
         conntrack: Option<Box<dyn Conntrack>>,
     ) -> Self {
         let tables = families.into_iter().map(|(family, nft)| Table::new(settings.layout(family), nft)).collect();
-        Self { model: Model::new(node_name), settings, planner: Planner::new(), tables, conntrack }
+        Self { model: Model::new(node_name), settings, planner: Planner::new(), tables, conntrack, generation: None }
     }
 
     /// The tables.
@@ -159,6 +161,12 @@ impl Engine {
         for table in &mut self.tables {
             table.forget();
         }
+    }
+
+    /// Whether nobody (but this engine) has committed anything since before the last sync.
+    pub fn alone_since_sync(&mut self) -> bool {
+        let now = self.tables.first_mut().and_then(|t| t.generation().ok());
+        now.is_some() && now == self.generation
     }
 
     /// Works out what changed in the model since the last call.
@@ -187,6 +195,7 @@ impl Engine {
         let ranges = self.settings.ranges(&self.model);
         let mut report = Report { full: changes.full, services, ..Report::default() };
         let mut outcome = Ok(());
+        let before = self.tables.first_mut().and_then(|t| t.generation().ok());
         for index in 0..self.tables.len() {
             match self.tables[index].apply(&changes, &ranges) {
                 Ok(stats) => report.stats += stats,
@@ -195,6 +204,7 @@ impl Engine {
             }
         }
         outcome?;
+        self.generation = before.map(|g| g.wrapping_add(report.stats.transactions as u32));
         report.conntrack_deleted = self.clean_conntrack(&changes);
         report.took = start.elapsed();
         Ok(report)

@@ -15,3 +15,6 @@ pub mod run;
 pub mod status;
 pub mod sysctl;
 pub mod watch;
+
+pub use config::Config;
+pub use run::run;

@@ -140,9 +140,11 @@ impl Planner {
                 again.push(next.clone());
             }
         }
+        let owners = &self.owners;
         self.waiting.retain(|key, names| {
-            if !wanted.contains(key) {
-                names.remove(name);
+            if !wanted.contains(key) && names.remove(name) && !owners.contains_key(key) {
+                // It was told that the frontend is free, and does not want it: the next one is.
+                again.extend(names.first().cloned());
             }
             !names.is_empty()
         });
@@ -226,6 +228,59 @@ fn collect(groups: &mut BTreeMap<(Family, u64), Group>, affinity: Affinity, fron
         Target::ExternalLocal { all, local } => {
             add(Class::Inside, all);
             add(Class::Local, local);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(addrs: &[u8]) -> ServicePlan {
+        let frontend = |n: &u8| Frontend {
+            key: FrontendKey { addr: [203, 0, 113, *n].into(), port: 80, protocol: Protocol::Tcp },
+            target: Target::Reject,
+            affinity: None,
+        };
+        ServicePlan { frontends: addrs.iter().map(frontend).collect(), ..ServicePlan::default() }
+    }
+
+    /// Feeds plans, replanning as asked, and gives the owners by address.
+    fn feed(
+        planner: &mut Planner,
+        current: &mut BTreeMap<Name, Vec<u8>>,
+        name: &str,
+        addrs: &[u8],
+    ) -> BTreeMap<u8, String> {
+        let name: Name = name.into();
+        current.insert(name.clone(), addrs.to_vec());
+        let mut queue = vec![name];
+        while let Some(name) = queue.pop() {
+            let plan = plan(current.get(&name).map_or(&[][..], Vec::as_slice));
+            queue.extend(planner.update(&name, plan, &mut Changes::default()));
+        }
+        let last = |key: &FrontendKey| match key.addr {
+            IpAddr::V4(v4) => v4.octets()[3],
+            IpAddr::V6(_) => 0,
+        };
+        planner.owners.iter().map(|(key, owner)| (last(key), owner.to_string())).collect()
+    }
+
+    #[test]
+    fn the_first_name_has_a_contested_frontend_whatever_the_order() {
+        for order in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"], ["b", "a", "c"]] {
+            let (mut planner, mut current) = (Planner::new(), BTreeMap::new());
+            for name in order {
+                feed(&mut planner, &mut current, name, &[1]);
+            }
+            let owner = |o: BTreeMap<u8, String>| o.get(&1).cloned();
+            assert_eq!(owner(feed(&mut planner, &mut current, "c", &[1, 2])).as_deref(), Some("a"));
+            assert_eq!(owner(feed(&mut planner, &mut current, "a", &[3])).as_deref(), Some("b"));
+            assert_eq!(owner(feed(&mut planner, &mut current, "b", &[])).as_deref(), Some("c"));
+            assert_eq!(owner(feed(&mut planner, &mut current, "a", &[1])).as_deref(), Some("a"));
+            feed(&mut planner, &mut current, "a", &[]);
+            assert_eq!(owner(feed(&mut planner, &mut current, "c", &[])), None);
+            assert!(planner.waiting.is_empty());
         }
     }
 }

@@ -124,10 +124,26 @@ pub async fn run(config: Config, client: kube::Client, shutdown: CancellationTok
     let watches = watch::all(client, node_name.clone(), watch_cidrs, sender);
     tasks.spawn(stop.clone().run_until_cancelled_owned(watches));
     let (foreign_sender, foreign) = mpsc::channel(1);
-    tasks.spawn(stop.clone().run_until_cancelled_owned(monitor(own_ports, foreign_sender)));
+    // Watching begins after the first sync: that one alone would overrun the announcements.
+    let (first_sync, begin) = tokio::sync::oneshot::channel();
+    let watch_table = async move {
+        if begin.await.is_ok() {
+            monitor(own_ports, foreign_sender).await;
+        }
+    };
+    tasks.spawn(stop.clone().run_until_cancelled_owned(watch_table));
     tracing::info!(node = node_name, "dataplane started");
-    let outcome =
-        Loop { engine: Some(engine), health, metrics, inputs, foreign, tracking: Tracking::default() }.run(&stop).await;
+    let outcome = Loop {
+        engine: Some(engine),
+        health,
+        metrics,
+        inputs,
+        foreign: Some(foreign),
+        first_sync: Some(first_sync),
+        tracking: Tracking::default(),
+    }
+    .run(&stop)
+    .await;
     stop.cancel();
     tasks.close();
     tasks.wait().await;
@@ -181,6 +197,17 @@ async fn monitor(own_ports: Vec<u32>, sender: mpsc::Sender<Change>) {
     }
 }
 
+/// The next foreign change; never, once the monitor is gone.
+async fn next(foreign: &mut Option<mpsc::Receiver<Change>>) -> Change {
+    if let Some(receiver) = foreign {
+        if let Some(change) = receiver.recv().await {
+            return change;
+        }
+        *foreign = None;
+    }
+    std::future::pending().await
+}
+
 #[derive(Default)]
 struct Tracking {
     /// Names seen in a list that is under way.
@@ -196,7 +223,8 @@ struct Loop {
     health: Health,
     metrics: Metrics,
     inputs: mpsc::Receiver<Input>,
-    foreign: mpsc::Receiver<Change>,
+    foreign: Option<mpsc::Receiver<Change>>,
+    first_sync: Option<tokio::sync::oneshot::Sender<()>>,
     tracking: Tracking,
 }
 
@@ -215,14 +243,11 @@ impl Loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
-                change = self.foreign.recv() => {
-                    let Some(change) = change else { std::future::pending::<()>().await; continue };
-                    tracing::warn!(?change, "the table was changed by somebody else; it will be compared and repaired");
-                    self.metrics.foreign_changes.inc();
-                    if let Some(engine) = &mut self.engine {
-                        engine.forget();
+                change = next(&mut self.foreign) => {
+                    if self.is_foreign(change) {
+                        let at = Instant::now() + REPAIR_DELAY;
+                        due = Some(due.map_or(at, |d| d.min(at)));
                     }
-                    due = Some(due.map_or(Instant::now() + REPAIR_DELAY, |d| d.min(Instant::now() + REPAIR_DELAY)));
                 }
                 input = self.inputs.recv() => {
                     let Some(input) = input else { return Ok(()) };
@@ -240,6 +265,19 @@ impl Loop {
                 }
             }
         }
+    }
+
+    /// Takes note of a change by somebody else; `false` when announcements were lost, but nobody
+    /// else changed anything.
+    fn is_foreign(&mut self, change: Change) -> bool {
+        let Some(engine) = &mut self.engine else { return false };
+        if change == Change::Lost && engine.alone_since_sync() {
+            return false;
+        }
+        tracing::warn!(?change, "the table was changed by somebody else; it will be compared and repaired");
+        self.metrics.foreign_changes.inc();
+        engine.forget();
+        true
     }
 
     /// Nothing is programmed before Services and slices have been listed once: half a picture
@@ -278,6 +316,9 @@ impl Loop {
                     }
                 }
                 self.health.synced();
+                if let Some(first) = self.first_sync.take() {
+                    let _ = first.send(());
+                }
                 if report.full {
                     tracing::info!(?report, "full sync");
                 } else {

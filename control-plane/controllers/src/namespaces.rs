@@ -23,6 +23,8 @@ use crate::meta::{name_of, namespace_of};
 
 /// The finalizer in a namespace's spec that this controller answers for.
 const FINALIZER: &str = "kubernetes";
+/// Deletions under way at once.
+const DELETES_AT_ONCE: usize = 16;
 /// How long until what remains is counted again; the end of a pod is noticed at once.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
@@ -116,19 +118,19 @@ impl Namespaces {
         if objects.is_empty() {
             return;
         }
-        let mut left = 0;
+        let mut left = objects.len();
+        let mut doomed: Vec<&str> = Vec::new();
         for object in &objects {
             if object.metadata.deletion_timestamp.is_none() {
-                let params = DeleteParams::background();
-                match api.delete(name_of(object), &params).await {
-                    Ok(_) => {}
-                    Err(kube::Error::Api(status)) if status.code == 404 => continue,
-                    Err(error) => {
-                        found.content_failure.get_or_insert(format!("delete {name} {}: {error}", name_of(object)));
-                    }
-                }
+                doomed.push(name_of(object));
             }
-            left += 1;
+        }
+        for batch in doomed.chunks(DELETES_AT_ONCE) {
+            let calls: Vec<_> = batch.iter().map(|object| delete(&api, object)).collect();
+            let failures = futures::future::join_all(calls).await;
+            if let Some(failure) = failures.into_iter().flatten().next() {
+                found.content_failure.get_or_insert(format!("delete {name} {failure}"));
+            }
         }
         // What had no reason to stay is gone by now: count what is really left.
         if let Ok(after) = all(&api).await {
@@ -167,6 +169,15 @@ impl Namespaces {
                 source: Box::new(source),
             }),
         }
+    }
+}
+
+/// Says what went wrong, if anything did.
+async fn delete(api: &Api<DynamicObject>, name: &str) -> Option<String> {
+    match api.delete(name, &DeleteParams::background()).await {
+        Ok(_) => None,
+        Err(kube::Error::Api(status)) if status.code == 404 => None,
+        Err(error) => Some(format!("{name}: {error}")),
     }
 }
 

@@ -1,12 +1,13 @@
 //! Puts caches, queues and controllers together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::{Config, RunError};
 use crate::deployment::shell::Deployments;
@@ -24,6 +25,8 @@ use crate::scheduler::shell::Scheduler;
 /// Keys that one controller works on at the same time (upstream's `--concurrent-…-syncs` are 5).
 const WORKERS: usize = 5;
 
+/// How long requests under way may take after the end was asked for.
+const DRAIN: Duration = Duration::from_secs(3);
 /// Workers of the garbage collector (upstream's `--concurrent-gc-syncs`).
 const COLLECTOR_WORKERS: usize = 20;
 
@@ -77,7 +80,10 @@ pub(crate) async fn run(
     shutdown.cancelled().await;
     stop.cancel();
     tracker.close();
-    tracker.wait().await;
+    // A request to a server that hangs must not hold the whole program up: what is cut off is done again at the next start.
+    if tokio::time::timeout(DRAIN, tracker.wait()).await.is_err() {
+        warn!("some requests had no answer within {DRAIN:?} and were given up");
+    }
     Ok(())
 }
 

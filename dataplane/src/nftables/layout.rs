@@ -205,6 +205,9 @@ pub fn class_of(name: &str) -> Option<Class> {
     [Class::Cluster, Class::External, Class::Inside, Class::Local].into_iter().find(|c| class_name(*c) == name)
 }
 
+/// A chain: its name, where it is attached, its rules.
+pub type ChainDecl = (&'static str, Option<BaseChain>, Vec<Vec<Expr>>);
+
 /// Writes rules for one family.
 #[derive(Debug, Clone)]
 pub struct Layout {
@@ -306,7 +309,7 @@ impl Layout {
     }
 
     /// Goes on when the source is (or, inverted, is not) a local pod. `None`: cannot be told.
-    fn from_local_pod(&self, invert: bool) -> Option<Vec<Expr>> {
+    fn source_is_local_pod(&self, invert: bool) -> Option<Vec<Expr>> {
         let op = if invert { Cmp::Neq } else { Cmp::Eq };
         let interface =
             |value| vec![Expr::Meta { key: Meta::IifName, into: Reg(0) }, Expr::Cmp { op, reg: Reg(0), value }];
@@ -350,7 +353,7 @@ impl Layout {
 
     /// Chains with their rules.
     #[must_use]
-    pub fn chains(&self) -> Vec<(&'static str, Option<BaseChain>, Vec<Vec<Expr>>)> {
+    pub fn chains(&self) -> Vec<ChainDecl> {
         let base = |kind, hook, priority| Some(BaseChain { kind, hook, priority });
         vec![
             (CHAIN_MARK, None, vec![self.set_mark()]),
@@ -383,7 +386,7 @@ impl Layout {
             return vec![vec![jump(CHAIN_MARK)]];
         }
         let mut rules = Vec::new();
-        if let Some(mut rule) = self.from_local_pod(true) {
+        if let Some(mut rule) = self.source_is_local_pod(true) {
             rule.push(jump(CHAIN_MARK));
             rules.push(rule);
         }
@@ -404,7 +407,7 @@ impl Layout {
 
     fn ext_local(&self, node_port: bool) -> Vec<Vec<Expr>> {
         let mut rules = Vec::new();
-        if let Some(mut rule) = self.from_local_pod(false) {
+        if let Some(mut rule) = self.source_is_local_pod(false) {
             rule.extend(self.vmap(VerdictMap::Inside, node_port));
             rules.push(rule);
         }

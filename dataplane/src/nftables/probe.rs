@@ -36,7 +36,7 @@ pub fn probe(nft: &mut KernelNft, family: Family) -> Result<Vec<Missing>, NftErr
     let addr = if family == Family::Ipv4 { Field::Ipv4 } else { Field::Ipv6 };
     type Write<'a> = Box<dyn Fn(&mut Batch) + 'a>;
     let tries: Vec<(&'static str, &'static str, Write<'_>)> = vec![
-        ("nf_tables (CONFIG_NF_TABLES)", "nothing works: use another mode", Box::new(|b| b.add_table())),
+        ("nf_tables (CONFIG_NF_TABLES)", "nothing works: use another mode", Box::new(Batch::add_table)),
         (
             "nat chains and dnat (CONFIG_NFT_NAT)",
             "Services cannot be reached",

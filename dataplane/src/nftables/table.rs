@@ -73,8 +73,11 @@ fn count(list: &[Ep]) -> u16 {
     u16::try_from(list.len()).unwrap_or(u16::MAX)
 }
 
+/// Verdicts by map, and lists by map.
+type Elements<'a> = (Vec<(VerdictMap, V)>, Vec<(ListMap, &'a [Ep])>);
+
 /// The verdicts and lists that a frontend needs.
-fn elements_of(wanted: Option<&Wanted>) -> (Vec<(VerdictMap, V)>, Vec<(ListMap, &[Ep])>) {
+fn elements_of(wanted: Option<&Wanted>) -> Elements<'_> {
     let Some(wanted) = wanted else { return (Vec::new(), Vec::new()) };
     let choose = |class, list: &[Ep]| match wanted.affinity {
         Some(id) => V::Sticky(id, class),
@@ -149,6 +152,14 @@ impl Table {
     pub fn set_layout(&mut self, layout: Layout) {
         self.layout = layout;
         self.committed = None;
+    }
+
+    /// The generation of the whole rule set.
+    ///
+    /// # Errors
+    /// See [`NftError`].
+    pub fn generation(&mut self) -> Result<u32, NftError> {
+        self.nft.generation()
     }
 
     /// What the kernel holds, as far as known.

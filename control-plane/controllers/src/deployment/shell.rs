@@ -17,8 +17,8 @@ use crate::engine::events::Level;
 use crate::engine::index::Change;
 use crate::engine::{Caches, Events, Key, Kind, Outcome, Queue, Reconcile, ReconcileError};
 use crate::meta::{
-    annotation, controller_of, controller_reference, controller_uid, is_deleting, labels, name_of, namespace_of,
-    uid_of, workload_selector,
+    controller_of, controller_reference, controller_uid, is_deleting, labels, name_of, namespace_of, uid_of,
+    workload_selector,
 };
 use crate::pods;
 use crate::replicaset::claim::claim;
@@ -111,19 +111,15 @@ impl Deployments {
         for old in &plan.delete {
             self.sets.delete(old, DeleteParams::default()).await?;
         }
-        let mut current = deployment.clone();
-        let revision = plan.revision.map(|r| r.to_string());
-        if let Some(revision) = revision.filter(|r| annotation(deployment, REVISION) != Some(r)) {
-            let mut marked = deployment.clone();
-            let annotations = marked.metadata.annotations.get_or_insert_default();
-            annotations.insert(REVISION.to_owned(), revision);
-            if let Some(updated) = self.deployments.update(deployment, &marked).await? {
-                current = updated;
-            }
+        // The revision goes with the status, as upstream sends it: a change of annotations alone would count as a new
+        // generation of the deployment.
+        let mut reported = deployment.clone();
+        if let Some(revision) = plan.revision {
+            let annotations = reported.metadata.annotations.get_or_insert_default();
+            annotations.insert(REVISION.to_owned(), revision.to_string());
         }
-        let mut reported = current.clone();
         reported.status = Some(plan.status);
-        self.deployments.update_status(&current, &reported).await?;
+        self.deployments.update_status(deployment, &reported).await?;
         Ok(())
     }
 

@@ -165,22 +165,17 @@ impl Reconcile for Slices {
     const NAME: &'static str = "endpoint-slice-controller";
 
     async fn reconcile(&self, key: &Key) -> Result<Outcome, ReconcileError> {
-        let existing = self.of_service(key);
         let service = self.caches.services.by_key(key).filter(|s| is_managed(s) && !is_deleting(s.as_ref()));
         let Some(service) = service else {
             self.triggers.forget(key);
-            // With the service gone the garbage collector takes its slices; without a selector they are ours to drop.
-            if self.caches.services.by_key(key).is_some() {
-                for slice in &existing {
-                    self.slices.delete(slice, DeleteParams::default()).await?;
-                }
-            }
+            // With the service gone the garbage collector takes its slices; a service that lost its selector keeps them, as
+            // upstream's does: from now on they are the user's.
             return Ok(Outcome::Done);
         };
         let pods = pods_of(&self.caches, &service);
         let wanted = wanted(&service, pods.iter().map(AsRef::as_ref), |node| zone(&self.caches, node));
         let trigger = self.triggers.next(&service, &pods);
-        let plan = plan(&service, &wanted, &existing, trigger.as_deref());
+        let plan = plan(&service, &wanted, &self.of_service(key), trigger.as_deref());
         let result = self.apply(&plan).await;
         if let Err(error) = &result {
             if error.is_namespace_terminating() {

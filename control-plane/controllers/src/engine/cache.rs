@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::index::{Change, Index};
+use super::retry::WatchBackoff;
 
 /// What a cache can hold.
 pub trait Cached: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {}
@@ -176,7 +177,7 @@ impl<K: Cached> Cache<K> {
     /// Watches until cancelled.
     pub async fn run(self: Arc<Self>, api: Api<K>, config: watcher::Config, shutdown: CancellationToken) {
         let kind = K::kind(&());
-        let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
+        let mut stream = std::pin::pin!(watcher(api, config).backoff(WatchBackoff::default()));
         let mut list = Vec::new();
         loop {
             let next = tokio::select! {

@@ -5,6 +5,7 @@
 //! missing parts are never written back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -14,11 +15,14 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::warn;
 
 use super::cache::{Cache, Cached};
 
 /// The ConfigMap that each namespace gets; the only ConfigMaps that are kept.
 pub const ROOT_CA_CONFIG_MAP: &str = "kube-root-ca.crt";
+/// A first list that takes longer is worth a warning.
+const SLOW_LIST: Duration = Duration::from_secs(10);
 /// Where the leases of nodes live.
 pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Pod annotations that a controller reads.
@@ -109,9 +113,15 @@ impl Caches {
     }
 }
 
+/// Waits for the first list, saying now and then what is waited for.
 async fn synced<K: Cached>(cache: &Cache<K>) {
-    if cache.is_wanted() {
-        cache.wait_synced().await;
+    while cache.is_wanted() {
+        match tokio::time::timeout(SLOW_LIST, cache.wait_synced()).await {
+            Ok(()) => return,
+            Err(_) => {
+                warn!(kind = %K::kind(&()), "still waiting for the first list: is the API server up, and does it serve this kind?");
+            }
+        }
     }
 }
 

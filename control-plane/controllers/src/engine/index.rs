@@ -12,7 +12,7 @@
 //!
 //! Upstream counterpart: client-go's `ThreadSafeStore` plus `ControllerExpectations`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kube::Resource;
@@ -85,6 +85,11 @@ fn uid<K: Resource>(object: &K) -> &str {
     object.meta().uid.as_deref().unwrap_or("")
 }
 
+/// The same state of the same object.
+fn is_same<K: Resource>(a: &K, b: &K) -> bool {
+    version(a) != 0 && version(a) == version(b) && uid(a) == uid(b)
+}
+
 fn place<K: Resource>(object: &K) -> (&str, &str) {
     let meta = object.meta();
     (meta.namespace.as_deref().unwrap_or(""), meta.name.as_deref().unwrap_or(""))
@@ -133,13 +138,23 @@ impl<K: Resource> Index<K> {
     }
 
     /// The list that began with [`Self::begin_list`] is complete.
+    ///
+    /// What it shows is true even if it is older than what was known: a server whose store was restored from a backup
+    /// counts from where the backup was made.
     pub fn replace(&mut self, list: Vec<K>) -> Vec<Change<K>> {
         let epoch = self.epoch;
         let mut changes = Vec::new();
-        let mut present: std::collections::HashSet<String> = std::collections::HashSet::with_capacity(list.len());
+        let mut present: HashSet<String> = HashSet::with_capacity(list.len());
+        let newest = list.iter().map(version).max().unwrap_or(0);
+        let mut went_back = false;
         for object in list {
             present.insert(uid(&object).to_owned());
-            changes.extend(self.apply(object));
+            if self.is_newer_than_list(&object) {
+                continue;
+            }
+            let (namespace, name) = place(&object);
+            went_back |= self.get(namespace, name).is_some_and(|known| version(known.as_ref()) > version(&object));
+            changes.extend(self.store(object));
         }
         let gone: Vec<Arc<K>> = self
             .iter()
@@ -148,11 +163,19 @@ impl<K: Resource> Index<K> {
             .cloned()
             .collect();
         for object in gone {
-            self.written.remove(uid(object.as_ref()));
             changes.extend(self.take(&object));
         }
+        self.written.retain(|_, written| written.epoch == epoch);
         self.removed.retain(|_, removed_epoch| *removed_epoch == epoch);
+        self.seen = if went_back { newest } else { self.seen.max(newest) };
         changes
+    }
+
+    /// The object was written or deleted here after the list began.
+    fn is_newer_than_list(&self, listed: &K) -> bool {
+        let written = self.written.get(uid(listed));
+        let is_newer = written.is_some_and(|w| w.epoch == self.epoch && w.version >= version(listed));
+        is_newer || self.removed.get(uid(listed)) == Some(&self.epoch)
     }
 
     /// The server's answer to a create, update or patch of this process.
@@ -180,26 +203,25 @@ impl<K: Resource> Index<K> {
         self.take(&object)
     }
 
+    /// Takes the object in unless a newer state is known.
     fn put(&mut self, object: K, version: u64) -> Vec<Change<K>> {
         let (namespace, name) = place(&object);
-        let Some(current) = self.get(namespace, name).cloned() else {
-            let (namespace, name) = (namespace.to_owned(), name.to_owned());
-            let new = Arc::new(object);
-            self.objects.entry(namespace).or_default().insert(name, Arc::clone(&new));
-            return vec![Change::Added(new)];
-        };
-        let known = self::version(current.as_ref());
-        if version != 0 && known >= version {
+        let known = self.get(namespace, name).map(|current| self::version(current.as_ref()));
+        if version != 0 && known.is_some_and(|known| known >= version) {
             return Vec::new();
         }
-        let same = uid(current.as_ref()) == uid(&object);
+        self.store(object)
+    }
+
+    fn store(&mut self, object: K) -> Vec<Change<K>> {
+        let (namespace, name) = place(&object);
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let new = Arc::new(object);
-        self.objects.entry(namespace).or_default().insert(name, Arc::clone(&new));
-        if same {
-            vec![Change::Updated { old: current, new }]
-        } else {
-            vec![Change::Deleted(current), Change::Added(new)]
+        match self.objects.entry(namespace).or_default().insert(name, Arc::clone(&new)) {
+            None => vec![Change::Added(new)],
+            Some(old) if is_same(old.as_ref(), new.as_ref()) => Vec::new(),
+            Some(old) if uid(old.as_ref()) == uid(new.as_ref()) => vec![Change::Updated { old, new }],
+            Some(old) => vec![Change::Deleted(old), Change::Added(new)],
         }
     }
 
@@ -282,6 +304,24 @@ mod tests {
         index.begin_list();
         index.replace(vec![]);
         assert!(names(&index).is_empty());
+    }
+
+    #[test]
+    fn a_list_of_a_restored_server_is_believed() {
+        let mut index = Index::default();
+        index.apply(object("a", "1", 50));
+        index.begin_list();
+        assert_eq!(index.replace(vec![object("a", "1", 20)]).len(), 1);
+        assert_eq!(index.written(object("b", "2", 21)).len(), 1);
+        assert_eq!(index.apply(object("a", "1", 22)).len(), 1);
+    }
+
+    #[test]
+    fn a_list_that_shows_nothing_new_changes_nothing() {
+        let mut index = Index::default();
+        index.apply(object("a", "1", 5));
+        index.begin_list();
+        assert!(index.replace(vec![object("a", "1", 5)]).is_empty());
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::engine::cache::{Cache, Cached};
 use crate::engine::discovery::{ServedKind, served_kinds};
 use crate::engine::events::{Level, Note};
 use crate::engine::index::Change;
+use crate::engine::retry::WatchBackoff;
 use crate::engine::{Caches, Events, Key, Outcome, Queue, Reconcile, ReconcileError};
 
 const COMPONENT: &str = "garbage-collector-controller";
@@ -171,7 +172,7 @@ impl Collector {
 
     async fn watch(self: Arc<Self>, kind: u16, resource: ApiResource, done: Arc<Notify>, shutdown: CancellationToken) {
         let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(self.client.clone(), &resource);
-        let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+        let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).backoff(WatchBackoff::default()));
         let mut present = HashSet::new();
         loop {
             let next = tokio::select! {

@@ -85,7 +85,8 @@ impl ReplicaSets {
 
     async fn act(&self, set: &ReplicaSet, active: &[Arc<Pod>], now: Timestamp) -> Result<(), Failed> {
         let wished = set.spec.replicas.unwrap_or(1);
-        let related = self.related(set, active);
+        let is_surplus = i32::try_from(active.len()).is_ok_and(|have| have > wished);
+        let related = if is_surplus { self.related(set, active) } else { Vec::new() };
         let plan = plan(wished, active, &related, now);
         if plan.create > 0 {
             self.create(set, plan.create).await?;

@@ -1,0 +1,280 @@
+//! Properties of the whole path, on the in-memory nf_tables: the order of events never matters,
+//! and the changes applied one after the other lead where a full build leads. The fake refuses
+//! what the kernel would refuse, so every sequence is also a test of the order of writes.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use keelson_dataplane::engine::Engine;
+use keelson_dataplane::model::types::{EndpointRecord, Protocol, ServiceRecord};
+use keelson_dataplane::nftables::layout::TABLE;
+use keelson_netfilter::nft::{FakeNft, FakeTable, Family, OwnedData};
+use proptest::prelude::*;
+use support::{ip, name, node, port, ready, service, settings, slice};
+
+fn engine(fake: &FakeNft) -> Engine {
+    let mut engine = Engine::new("node1", settings(), vec![(Family::Ipv4, Box::new(fake.clone()))], None);
+    engine.model.set_node(node("192.168.7.2"));
+    engine
+}
+
+type Canonical = BTreeMap<String, BTreeSet<String>>;
+
+/// A table with what may differ between equal states taken out: which endpoint has which index,
+/// and pick chains that nobody uses any more.
+fn canonical(table: &FakeTable) -> Canonical {
+    let mut out = Canonical::new();
+    for (set, elements) in &table.sets {
+        let mut lists: BTreeMap<Vec<u8>, (BTreeSet<u32>, Vec<String>)> = BTreeMap::new();
+        let entry = out.entry(set.clone()).or_default();
+        for ((key, end), data) in elements {
+            if set.contains("endpoints") && matches!(data, OwnedData::Value(_)) {
+                let (list, index) = key.split_at(key.len() - 4);
+                let (indexes, values) = lists.entry(list.to_vec()).or_default();
+                indexes.insert(u32::from_ne_bytes(index.try_into().unwrap()));
+                values.push(format!("{data:?}"));
+            } else {
+                entry.insert(format!("{key:?} {end} {data:?}"));
+            }
+        }
+        for (list, (indexes, mut values)) in lists {
+            assert_eq!(indexes.iter().copied().max(), Some(values.len() as u32 - 1), "a hole in {set} {list:?}");
+            values.sort();
+            entry.insert(format!("{list:?} {values:?}"));
+        }
+    }
+    let used: BTreeSet<String> = table.sets.values().flat_map(BTreeMap::values).map(|d| format!("{d:?}")).collect();
+    for (chain, rules) in &table.chains {
+        if !chain.starts_with("pick-") || used.iter().any(|d| d.contains(&format!("\"{chain}\""))) {
+            // An anonymous map is named by its number in the transaction, which may differ.
+            let rules = rules.iter().map(|r| if chain.starts_with("affinity-") { Vec::new() } else { r.clone() });
+            out.insert(format!("chain {chain}"), rules.enumerate().map(|r| format!("{r:?}")).collect());
+        }
+    }
+    out
+}
+
+/// Fails with the entries that differ, not with two whole tables.
+fn assert_same(a: &Canonical, b: &Canonical) {
+    let none = BTreeSet::new();
+    for name in a.keys().chain(b.keys()) {
+        let (a, b) = (a.get(name).unwrap_or(&none), b.get(name).unwrap_or(&none));
+        let (only_a, only_b): (Vec<_>, Vec<_>) = (a.difference(b).collect(), b.difference(a).collect());
+        assert!(only_a.is_empty() && only_b.is_empty(), "{name}: only left {only_a:?}, only right {only_b:?}");
+    }
+}
+
+/// An event on one of a few objects, so that sequences meet on the same ones.
+#[derive(Debug, Clone)]
+enum Event {
+    Service(u8, Option<ServiceKind>),
+    Slice(u8, u8, Option<Vec<(u8, u8, bool)>>),
+}
+
+#[derive(Debug, Clone)]
+struct ServiceKind {
+    ip: u8,
+    node_port: u8,
+    external: Option<u8>,
+    external_local: bool,
+    internal_local: bool,
+    sticky: bool,
+    udp: bool,
+}
+
+fn record(kind: &ServiceKind) -> ServiceRecord {
+    let node_port = if kind.node_port == 0 { 0 } else { 30_000 + u16::from(kind.node_port) };
+    let mut ports = vec![port(80, node_port, Protocol::Tcp)];
+    if kind.udp {
+        ports.push(port(53, 0, Protocol::Udp));
+    }
+    ServiceRecord {
+        external_ips: kind.external.iter().map(|n| ip(&format!("203.0.113.{n}"))).collect(),
+        external_local: kind.external_local,
+        internal_local: kind.internal_local,
+        affinity_seconds: kind.sticky.then_some(60),
+        ..service(&format!("10.96.0.{}", 10 + kind.ip), ports)
+    }
+}
+
+fn endpoints(list: &[(u8, u8, bool)]) -> Vec<EndpointRecord> {
+    list.iter()
+        .map(|(addr, state, local)| EndpointRecord {
+            ready: *state == 0,
+            serving: *state < 2,
+            terminating: *state > 0,
+            ..ready(&format!("10.244.0.{addr}"), *local)
+        })
+        .collect()
+}
+
+fn apply(engine: &mut Engine, event: &Event) {
+    match event {
+        Event::Service(n, kind) => {
+            engine.model.set_service(&name(&format!("s{n}")), kind.as_ref().map(record));
+        }
+        Event::Slice(n, s, list) => {
+            let ports = [(Protocol::Tcp, 8080), (Protocol::Udp, 5353)];
+            let record = list.as_ref().map(|list| slice(&format!("s{n}"), &ports, endpoints(list)));
+            engine.model.set_slice(&name(&format!("slice{s}")), record);
+        }
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let kind =
+        (0u8..3, 0u8..3, proptest::option::of(1u8..3), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>())
+            .prop_map(|(ip, node_port, external, external_local, internal_local, sticky, udp)| ServiceKind {
+                ip,
+                node_port,
+                external,
+                external_local,
+                internal_local,
+                sticky,
+                udp,
+            });
+    prop_oneof![
+        (0u8..4, proptest::option::weighted(0.8, kind)).prop_map(|(n, k)| Event::Service(n, k)),
+        (
+            0u8..4,
+            0u8..4,
+            proptest::option::weighted(0.85, proptest::collection::vec((1u8..7, 0u8..3, any::<bool>()), 0..6))
+        )
+            .prop_map(|(n, s, l)| Event::Slice(n, s, l)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn deltas_lead_where_a_full_build_leads(events in proptest::collection::vec((event(), any::<bool>()), 1..40)) {
+        let (step, whole) = (FakeNft::default(), FakeNft::default());
+        let (mut one, mut other) = (engine(&step), engine(&whole));
+        for (event, sync) in &events {
+            apply(&mut one, event);
+            apply(&mut other, event);
+            if *sync {
+                one.sync().unwrap();
+            }
+        }
+        one.sync().unwrap();
+        other.sync().unwrap();
+        let got = step.table(Family::Ipv4, TABLE).unwrap();
+        assert_same(&canonical(&got), &canonical(&whole.table(Family::Ipv4, TABLE).unwrap()));
+        // A restart finds nothing to do.
+        let _ = step.take_commits();
+        let mut again = engine(&step);
+        for (event, _) in &events {
+            apply(&mut again, event);
+        }
+        let report = again.sync().unwrap();
+        prop_assert_eq!(report.stats.elements, 0);
+        assert_same(&canonical(&step.table(Family::Ipv4, TABLE).unwrap()), &canonical(&got));
+    }
+
+    #[test]
+    fn the_order_of_events_on_different_objects_does_not_matter(
+        events in proptest::collection::vec(event(), 1..20),
+        seed in any::<u64>(),
+    ) {
+        // The last event of each object decides; shuffled, the outcome is the same.
+        let object = |e: &Event| match e { Event::Service(n, _) => (0, *n), Event::Slice(_, s, _) => (1, *s) };
+        let mut last: BTreeMap<(u8, u8), Event> = BTreeMap::new();
+        for event in &events {
+            last.insert(object(event), event.clone());
+        }
+        let mut order: Vec<Event> = last.into_values().collect();
+        let build = |order: &[Event]| {
+            let fake = FakeNft::default();
+            let mut engine = engine(&fake);
+            for event in order {
+                apply(&mut engine, event);
+                engine.sync().unwrap();
+            }
+            canonical(&fake.table(Family::Ipv4, TABLE).unwrap())
+        };
+        let sorted = build(&order);
+        let mut state = seed;
+        for i in (1..order.len()).rev() {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            order.swap(i, (state >> 33) as usize % (i + 1));
+        }
+        assert_same(&sorted, &build(&order));
+    }
+}
+
+#[test]
+fn a_change_of_one_service_touches_only_its_elements() {
+    let fake = FakeNft::default();
+    let mut engine = engine(&fake);
+    for n in 0..50u8 {
+        let events = [
+            Event::Service(
+                n,
+                Some(ServiceKind {
+                    ip: n,
+                    node_port: n,
+                    external: None,
+                    external_local: false,
+                    internal_local: false,
+                    sticky: false,
+                    udp: false,
+                }),
+            ),
+            Event::Slice(n, n, Some(vec![(1, 0, false), (2, 0, false), (3, 0, false)])),
+        ];
+        events.iter().for_each(|e| apply(&mut engine, e));
+    }
+    engine.sync().unwrap();
+    let _ = fake.take_commits();
+    // Growing: one transaction; two lists get an element, two verdicts are replaced.
+    apply(&mut engine, &Event::Slice(7, 7, Some(vec![(1, 0, false), (2, 0, false), (3, 0, false), (4, 0, false)])));
+    engine.sync().unwrap();
+    assert_eq!(fake.take_commits(), [6]);
+    // Shrinking: verdicts (and the hole) first, the spare elements in a second transaction.
+    apply(&mut engine, &Event::Slice(7, 7, Some(vec![(2, 0, false), (3, 0, false), (4, 0, false)])));
+    engine.sync().unwrap();
+    assert_eq!(fake.take_commits(), [8, 2]);
+    // Nothing changed: nothing written.
+    engine.sync().unwrap();
+    assert_eq!(fake.take_commits(), [0usize; 0]);
+}
+
+#[test]
+fn a_refused_transaction_leads_to_a_listing_and_a_repair() {
+    let fake = FakeNft::default();
+    let mut engine = engine(&fake);
+    let kind = ServiceKind {
+        ip: 1,
+        node_port: 1,
+        external: None,
+        external_local: false,
+        internal_local: false,
+        sticky: false,
+        udp: false,
+    };
+    apply(&mut engine, &Event::Service(1, Some(kind.clone())));
+    apply(&mut engine, &Event::Slice(1, 1, Some(vec![(1, 0, false)])));
+    engine.sync().unwrap();
+    let right = fake.table(Family::Ipv4, TABLE).unwrap();
+    for errno in [libc_enobufs(), 12, 16] {
+        apply(&mut engine, &Event::Slice(1, 1, Some(vec![(2, 0, false)])));
+        fake.fail_next(errno);
+        let error = engine.sync().unwrap_err();
+        assert!(error.retryable());
+        engine.sync().unwrap();
+        apply(&mut engine, &Event::Slice(1, 1, Some(vec![(1, 0, false)])));
+        engine.sync().unwrap();
+        assert_eq!(canonical(&fake.table(Family::Ipv4, TABLE).unwrap()), canonical(&right));
+    }
+    fake.drop_table(Family::Ipv4, TABLE);
+    engine.forget();
+    engine.sync().unwrap();
+    assert_eq!(canonical(&fake.table(Family::Ipv4, TABLE).unwrap()), canonical(&right));
+}
+
+fn libc_enobufs() -> i32 {
+    105
+}
