@@ -9,6 +9,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_cri::v1::{AuthConfig, DnsConfig, Mount};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio::sync::watch;
 
 /// Something a pod needs could not be prepared. Retryable: objects may appear, mounts may be freed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -62,6 +63,8 @@ pub trait Materials: Send + Sync {
     fn credentials<'a>(&'a self, pod: &'a Pod, image: &'a str) -> BoxFuture<'a, Vec<AuthConfig>>;
     /// Takes the volumes of a pod down; with `whole` its folder goes too.
     fn teardown<'a>(&'a self, uid: &'a str, whole: bool) -> BoxFuture<'a, Result<(), MaterialError>>;
+    /// Changes whenever an object that the pod refers to changed: what failed for want of it is tried again at once.
+    fn changed(&self, uid: &str) -> watch::Receiver<u64>;
     /// UIDs of the pods with a folder on disk.
     fn on_disk(&self) -> BoxFuture<'_, Vec<String>>;
 }
@@ -101,6 +104,10 @@ impl Materials for Bare {
 
     fn teardown<'a>(&'a self, _: &'a str, _: bool) -> BoxFuture<'a, Result<(), MaterialError>> {
         async { Ok(()) }.boxed()
+    }
+
+    fn changed(&self, _: &str) -> watch::Receiver<u64> {
+        watch::channel(0).1
     }
 
     fn on_disk(&self) -> BoxFuture<'_, Vec<String>> {

@@ -12,6 +12,7 @@ use k8s_cri::v1::{AuthConfig, Mount};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use parking_lot::RwLock;
 use serde_json::Value;
+use tokio::sync::watch;
 use tracing::debug;
 
 use crate::agent::MaterialsInputs;
@@ -215,6 +216,10 @@ impl Materials for NodeMaterials {
             result.map_err(|e| MaterialError { event: "FailedUnmount", message: e.to_string() })
         }
         .boxed()
+    }
+
+    fn changed(&self, uid: &str) -> watch::Receiver<u64> {
+        self.volumes.changed(uid)
     }
 
     fn on_disk(&self) -> BoxFuture<'_, Vec<String>> {

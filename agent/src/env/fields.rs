@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use kube_common::quantity::Quantity;
 
 /// What the node knows and the pod object does not (yet) say.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFacts {
     /// Addresses of the pod, primary first; empty until the sandbox has them.
     pub pod_ips: Vec<String>,

@@ -56,6 +56,16 @@ pub enum EnvError {
         /// The variable.
         name: String,
     },
+    /// A Secret's value that is no text.
+    #[error(
+        "key {key} of Secret {name} is not valid UTF-8 and cannot be an environment variable: mount the secret as a volume instead"
+    )]
+    NotText {
+        /// The Secret.
+        name: String,
+        /// The key.
+        key: String,
+    },
     /// `fileKeyRef` is not supported yet.
     #[error("environment variable {name:?} uses fileKeyRef, which this agent does not support yet")]
     FileKeyRef {
@@ -184,12 +194,17 @@ fn env_from(container: &Container, objects: &EnvObjects, vars: &mut Ordered) -> 
             && let Some(secret) = optional(objects.secrets.get(&r.name), r.optional)?
         {
             for (key, value) in &secret.data {
-                let value = String::from_utf8_lossy(value).into_owned();
-                vars.set(&format!("{prefix}{key}"), value);
+                vars.set(&format!("{prefix}{key}"), secret_text(&r.name, key, value)?);
             }
         }
     }
     Ok(())
+}
+
+/// The value itself appears in no error.
+fn secret_text(name: &str, key: &str, value: &[u8]) -> Result<String, EnvError> {
+    let text = std::str::from_utf8(value).map(str::to_owned);
+    text.map_err(|_| EnvError::NotText { name: name.into(), key: key.into() })
 }
 
 /// The object, or `None` if it may be missing and is.
@@ -233,7 +248,7 @@ fn source_value(
             return Ok(None);
         };
         return match secret.data.get(&r.key) {
-            Some(value) => Ok(Some(String::from_utf8_lossy(value).into_owned())),
+            Some(value) => Ok(Some(secret_text(&r.name, &r.key, value)?)),
             None if r.optional == Some(true) => Ok(None),
             None => Err(EnvError::NoSecretKey { key: r.key.clone(), namespace: namespace(), name: r.name.clone() }),
         };

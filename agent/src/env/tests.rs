@@ -117,3 +117,13 @@ fn commands_are_expanded_from_the_final_environment() {
     assert_eq!(command, ["sh", "-c", "echo 1 $(A) $(NOPE)"]);
     assert_eq!(args, ["1"]);
 }
+
+#[test]
+fn secrets_that_are_no_text_are_refused_without_their_value() {
+    let (pod, container) = pod(serde_json::json!({"name": "c", "envFrom": [{"secretRef": {"name": "bin"}}]}));
+    let mut objects = EnvObjects::default();
+    let data = BTreeMap::from([("K".into(), vec![b'a', 0xff].into())]);
+    objects.secrets.insert("bin".into(), Ok(Arc::new(SecretData { data, ..SecretData::default() })));
+    let error = build(&pod, &container, &NodeFacts::default(), &objects, &[]).unwrap_err().to_string();
+    assert!(error.contains("key K of Secret bin"), "{error}");
+}

@@ -218,10 +218,9 @@ impl Source {
                     self.pending.clear();
                 }
             }
-            if writer.out.len() >= BATCH || writer.remaining == 0 {
-                if let Flow::Stop = writer.flush().await {
-                    return Flow::Stop;
-                }
+            let full = writer.out.len() >= BATCH || writer.remaining == 0;
+            if full && let Flow::Stop = writer.flush().await {
+                return Flow::Stop;
             }
         }
         Flow::More

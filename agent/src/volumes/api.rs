@@ -218,7 +218,7 @@ async fn follow<K: Into<Object>>(
     changes: broadcast::Sender<ObjectKey>,
     stop: CancellationToken,
 ) {
-    let mut stream = std::pin::pin!(stream);
+    let mut stream = Box::pin(stream);
     loop {
         let item = tokio::select! {
             () = stop.cancelled() => return,
@@ -370,3 +370,7 @@ fn message_of(error: &kube::Error) -> String {
         other => other.to_string(),
     }
 }
+
+#[cfg(test)]
+#[path = "api_tests.rs"]
+mod tests;

@@ -54,13 +54,13 @@ impl ContainerMounts {
         pod: &Pod,
         container: &Container,
         env: &[(String, String)],
-        source: impl Fn(&Volume) -> Option<MountSource>,
+        source: impl Fn(&Volume) -> MountSource,
     ) -> Result<Self, ContainerMountError> {
         let volumes = || pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
         let mut planned = Vec::new();
         for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
             let found = volumes().find(|v| v.name == mount.name);
-            let Some(source) = found.and_then(&source) else {
+            let Some(source) = found.map(&source) else {
                 return Err(refused(format!(
                     "cannot find volume {:?} to mount into container {:?}",
                     mount.name, container.name
@@ -78,7 +78,12 @@ impl ContainerMounts {
         Ok(Self { container: container.name.clone(), planned })
     }
 
-    /// Prepares the subPaths. Blocks.
+    /// Whether there is anything to prepare that touches the file system.
+    pub fn has_sub_paths(&self) -> bool {
+        self.planned.iter().any(|planned| !planned.sub_path.is_empty())
+    }
+
+    /// Prepares the subPaths. Blocks if there are any.
     pub fn prepare(self, mounter: &dyn Mounter, dir: &PodDir) -> Result<Vec<Mount>, ContainerMountError> {
         let mut mounts = Vec::new();
         for mut planned in self.planned {

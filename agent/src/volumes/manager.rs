@@ -11,13 +11,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use futures::StreamExt as _;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::container::{ContainerMounts, MountSource};
@@ -34,6 +34,8 @@ use super::tokens::{PodTokens, until};
 use super::{atomic, is_dns_label};
 use crate::env::fields::NodeFacts;
 
+/// Volumes that were right are looked at again after so long, in case something foreign unmounted them.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// Pods refreshed at the same time after a change.
 const REFRESH_PARALLEL: usize = 4;
 
@@ -43,14 +45,52 @@ pub type OnError = Arc<dyn Fn(&Pod, &VolumeError) + Send + Sync>;
 struct PodState {
     pod: Arc<Pod>,
     facts: NodeFacts,
+    /// When everything was last found or made right.
+    complete: Option<Instant>,
     removed: bool,
+}
+
+impl PodState {
+    /// Whether the volumes of `pod` were right a moment ago and nothing they depend on has changed: a pod's status
+    /// changes often, its volumes seldom.
+    fn settled(&self, pod: &Pod, facts: &NodeFacts) -> bool {
+        let (old, new) = (&self.pod.metadata, &pod.metadata);
+        self.complete.is_some_and(|at| at.elapsed() < LOOK_AGAIN)
+            && self.facts == *facts
+            && old.labels == new.labels
+            && old.annotations == new.annotations
+            && self.pod.spec == pod.spec
+    }
 }
 
 struct PodEntry {
     state: tokio::sync::Mutex<PodState>,
     tokens: PodTokens,
-    /// What its volumes show, to find the pods that a change concerns.
+    /// What it refers to, to find the pods that a change concerns.
     keys: Mutex<BTreeSet<ObjectKey>>,
+    dirty: Mutex<Dirty>,
+}
+
+/// What of a pod's volumes is to be brought up to date; changes that come while that waits are added to it.
+#[derive(Default)]
+struct Dirty {
+    everything: bool,
+    tokens: bool,
+    keys: BTreeSet<ObjectKey>,
+    /// A task is at it.
+    busy: bool,
+}
+
+impl Dirty {
+    fn is_clean(&self) -> bool {
+        !self.everything && !self.tokens && self.keys.is_empty()
+    }
+
+    fn concerns(&self, volume: &Volume) -> bool {
+        self.everything
+            || (self.tokens && render::has_token(volume))
+            || self.keys.iter().any(|key| render::refers_to(volume, key))
+    }
 }
 
 /// The volumes of all pods of the node. Cheap to share (`Arc`).
@@ -61,6 +101,8 @@ pub struct VolumeManager {
     on_error: OnError,
     pods: Mutex<HashMap<String, Arc<PodEntry>>>,
     tokens_changed: Notify,
+    refreshing: Semaphore,
+    pokes: Mutex<HashMap<String, watch::Sender<u64>>>,
 }
 
 impl VolumeManager {
@@ -78,6 +120,8 @@ impl VolumeManager {
             on_error,
             pods: Mutex::new(HashMap::new()),
             tokens_changed: Notify::new(),
+            refreshing: Semaphore::new(REFRESH_PARALLEL),
+            pokes: Mutex::default(),
         })
     }
 
@@ -98,42 +142,63 @@ impl VolumeManager {
         let mut pods = self.pods.lock();
         let entry = pods.entry(uid.to_owned()).or_insert_with(|| {
             Arc::new(PodEntry {
-                state: tokio::sync::Mutex::new(PodState { pod: Arc::clone(pod), facts: facts.clone(), removed: false }),
+                state: tokio::sync::Mutex::new(PodState {
+                    pod: Arc::clone(pod),
+                    facts: facts.clone(),
+                    complete: None,
+                    removed: false,
+                }),
                 tokens: PodTokens::default(),
                 keys: Mutex::default(),
+                dirty: Mutex::default(),
             })
         });
         *entry.keys.lock() = keys;
         Arc::clone(entry)
     }
 
+    /// Changes whenever an object that pod `uid` refers to (volumes, environment, pull secrets) changed: what failed
+    /// for want of it is worth another try at once.
+    pub fn changed(&self, uid: &str) -> watch::Receiver<u64> {
+        let mut pokes = self.pokes.lock();
+        pokes.entry(uid.to_owned()).or_insert_with(|| watch::Sender::new(0)).subscribe()
+    }
+
     /// Sets up every volume of `pod`, or brings it up to date. To be called before containers are
     /// started and again whenever the pod object (labels, annotations) or `facts` changed; cheap
-    /// when there is nothing to do.
+    /// when there is nothing to do. A caller that goes away does not interrupt what has begun, so
+    /// that a teardown never meets half of it.
     ///
     /// # Errors
     /// One [`VolumeError`] for each volume that is not ready; the others are.
-    pub async fn set_up(&self, pod: &Arc<Pod>, facts: &NodeFacts) -> Result<(), Vec<VolumeError>> {
-        let entry = self.entry(pod, facts);
+    pub async fn set_up(self: &Arc<Self>, pod: &Arc<Pod>, facts: &NodeFacts) -> Result<(), Vec<VolumeError>> {
+        let (manager, pod, facts) = (Arc::clone(self), Arc::clone(pod), facts.clone());
+        let task = tokio::spawn(async move { manager.set_up_now(&pod, facts).await });
+        task.await.unwrap_or_else(|_| Err(vec![removed()]))
+    }
+
+    async fn set_up_now(&self, pod: &Arc<Pod>, facts: NodeFacts) -> Result<(), Vec<VolumeError>> {
+        let entry = self.entry(pod, &facts);
         let mut state = entry.state.lock().await;
+        if state.removed {
+            return Err(vec![removed()]);
+        }
+        if state.settled(pod, &facts) {
+            return Ok(());
+        }
         state.pod = Arc::clone(pod);
-        state.facts = facts.clone();
+        state.facts = facts;
         let errors = self.refresh_locked(&entry, &state, |_| true).await;
+        state.complete = errors.is_empty().then(Instant::now);
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// Brings the content of one pod's volumes up to date, e.g. after a ConfigMap changed.
-    /// A pod that is not known is none of its business.
-    ///
-    /// # Errors
-    /// As [`Self::set_up`].
-    pub async fn refresh(&self, uid: &str) -> Result<(), Vec<VolumeError>> {
-        let Some(entry) = self.pods.lock().get(uid).cloned() else {
-            return Ok(());
-        };
-        let state = entry.state.lock().await;
-        let errors = self.refresh_locked(&entry, &state, |_| true).await;
-        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    /// Has the content of a known pod's volumes brought up to date soon; failures go to the manager's `on_error`.
+    pub fn refresh(self: &Arc<Self>, uid: &str) {
+        let entry = self.pods.lock().get(uid).cloned();
+        if let Some(entry) = entry {
+            self.refresh_soon(&entry, |dirty| dirty.everything = true);
+        }
     }
 
     async fn refresh_locked(
@@ -253,25 +318,33 @@ impl VolumeManager {
     /// # Errors
     /// [`ContainerMountError`].
     pub async fn container_mounts(
-        &self,
+        self: &Arc<Self>,
         pod: &Pod,
         container: &Container,
         env: &[(String, String)],
     ) -> Result<Vec<k8s_cri::v1::Mount>, ContainerMountError> {
-        let mounts = ContainerMounts::plan(pod, container, env, |volume| {
-            self.pod_dir(uid_of(pod)).map(|dir| source_of(&dir, volume))
-        })?;
-        let Some(dir) = self.pod_dir(uid_of(pod)) else {
-            return Err(ContainerMountError { message: "invalid pod UID".into(), detail: None });
-        };
+        let uid = uid_of(pod);
+        let refused = |message: &str, detail| ContainerMountError { message: message.into(), detail };
+        let dir = self.pod_dir(uid).ok_or_else(|| refused("invalid pod UID", None))?;
+        let mounts = ContainerMounts::plan(pod, container, env, |volume| source_of(&dir, volume))?;
+        if !mounts.has_sub_paths() {
+            return mounts.prepare(&*self.mounter, &dir);
+        }
+        let entry = self.pods.lock().get(uid).cloned();
         let mounter = Arc::clone(&self.mounter);
-        let task = tokio::task::spawn_blocking(move || mounts.prepare(&*mounter, &dir));
-        task.await.unwrap_or_else(|error| {
-            Err(ContainerMountError {
-                message: "preparing the container's mounts was interrupted".into(),
-                detail: Some(error.to_string()),
-            })
-        })
+        let task = tokio::spawn(async move {
+            // Held until the mounts are there: a teardown waits for them and takes them down, too.
+            let state = match &entry {
+                Some(entry) => Some(entry.state.lock().await),
+                None => None,
+            };
+            if state.as_ref().is_some_and(|state| state.removed) {
+                return Err(refused("the pod is being removed", None));
+            }
+            let work = tokio::task::spawn_blocking(move || mounts.prepare(&*mounter, &dir));
+            work.await.unwrap_or_else(|error| Err(refused("preparing mounts was interrupted", Some(error.to_string()))))
+        });
+        task.await.unwrap_or_else(|error| Err(refused("preparing mounts was interrupted", Some(error.to_string()))))
     }
 
     /// Unmounts and removes every volume of a pod whose containers are all gone. Fine for a pod
@@ -279,7 +352,7 @@ impl VolumeManager {
     ///
     /// # Errors
     /// [`TeardownError`]; call again.
-    pub async fn tear_down(&self, uid: &str) -> Result<(), TeardownError> {
+    pub async fn tear_down(self: &Arc<Self>, uid: &str) -> Result<(), TeardownError> {
         self.take_down(uid, false).await
     }
 
@@ -287,14 +360,20 @@ impl VolumeManager {
     ///
     /// # Errors
     /// [`TeardownError`]; call again.
-    pub async fn remove_pod(&self, uid: &str) -> Result<(), TeardownError> {
+    pub async fn remove_pod(self: &Arc<Self>, uid: &str) -> Result<(), TeardownError> {
         self.take_down(uid, true).await
     }
 
-    async fn take_down(&self, uid: &str, whole: bool) -> Result<(), TeardownError> {
+    async fn take_down(self: &Arc<Self>, uid: &str, whole: bool) -> Result<(), TeardownError> {
         let Some(dir) = self.pod_dir(uid) else {
             return Err(TeardownError::Uid { uid: uid.into() });
         };
+        let (manager, uid) = (Arc::clone(self), uid.to_owned());
+        let task = tokio::spawn(async move { manager.take_down_now(&uid, dir, whole).await });
+        task.await.unwrap_or(Err(TeardownError::Interrupted))
+    }
+
+    async fn take_down_now(&self, uid: &str, dir: PodDir, whole: bool) -> Result<(), TeardownError> {
         let entry = self.pods.lock().get(uid).cloned();
         let mut state = match &entry {
             Some(entry) => Some(entry.state.lock().await),
@@ -314,6 +393,7 @@ impl VolumeManager {
         task.await.map_err(|_| TeardownError::Interrupted)??;
         self.reader.release(uid);
         self.pods.lock().remove(uid);
+        self.pokes.lock().remove(uid);
         Ok(())
     }
 
@@ -339,48 +419,83 @@ impl VolumeManager {
             tokio::select! {
                 () = stop.cancelled() => return,
                 change = changes.recv() => match change {
-                    Ok(key) => self.changed(Some(&key)).await,
+                    Ok(key) => self.object_changed(Some(&key)),
                     // Too many at once to name: everything may have changed.
-                    Err(RecvError::Lagged(_)) => self.changed(None).await,
+                    Err(RecvError::Lagged(_)) => self.object_changed(None),
                     Err(RecvError::Closed) => return,
                 },
                 () = self.tokens_changed.notified() => {}
-                () = due => self.renew_tokens().await,
+                () = due => self.renew_tokens(),
             }
         }
     }
 
+    /// The first renewal among the pods that nobody is at already.
     fn next_renewal(&self) -> Option<jiff::Timestamp> {
         let pods = self.pods.lock();
-        pods.values().filter_map(|p| p.tokens.next_renewal()).min()
+        let idle = pods.values().filter(|entry| !entry.dirty.lock().busy);
+        idle.filter_map(|entry| entry.tokens.next_renewal()).min()
     }
 
-    async fn changed(&self, key: Option<&ObjectKey>) {
+    fn object_changed(self: &Arc<Self>, key: Option<&ObjectKey>) {
         let concerned = |entry: &PodEntry| key.is_none_or(|key| entry.keys.lock().contains(key));
-        let shows = |volume: &Volume| key.is_none_or(|key| render::refers_to(volume, key));
-        self.refresh_each(concerned, shows).await;
+        for (uid, entry) in self.find(concerned) {
+            self.refresh_soon(&entry, |dirty| match key {
+                Some(key) => drop(dirty.keys.insert(key.clone())),
+                None => dirty.everything = true,
+            });
+            if let Some(poke) = self.pokes.lock().get(&uid) {
+                poke.send_modify(|count| *count += 1);
+            }
+        }
     }
 
-    async fn renew_tokens(&self) {
+    fn renew_tokens(self: &Arc<Self>) {
         let now = jiff::Timestamp::now();
-        let due = |entry: &PodEntry| entry.tokens.next_renewal().is_some_and(|at| at <= now);
-        self.refresh_each(due, render::has_token).await;
+        for (_, entry) in self.find(|entry| entry.tokens.next_renewal().is_some_and(|at| at <= now)) {
+            self.refresh_soon(&entry, |dirty| dirty.tokens = true);
+        }
     }
 
-    async fn refresh_each(&self, pods: impl Fn(&PodEntry) -> bool, volumes: impl Fn(&Volume) -> bool) {
-        let entries: Vec<_> = self.pods.lock().values().filter(|e| pods(e)).cloned().collect();
-        futures::stream::iter(entries)
-            .for_each_concurrent(REFRESH_PARALLEL, |entry| {
-                let volumes = &volumes;
-                async move {
-                    let state = entry.state.lock().await;
-                    for error in self.refresh_locked(&entry, &state, volumes).await {
-                        (self.on_error)(&state.pod, &error);
-                    }
-                }
-            })
-            .await;
+    fn find(&self, wanted: impl Fn(&PodEntry) -> bool) -> Vec<(String, Arc<PodEntry>)> {
+        let pods = self.pods.lock();
+        let found = pods.iter().filter(|(_, entry)| wanted(entry));
+        found.map(|(uid, entry)| (uid.clone(), Arc::clone(entry))).collect()
     }
+
+    /// Notes what is to be done; one task for each pod works it off, so that a pod that waits for something holds up
+    /// no other.
+    fn refresh_soon(self: &Arc<Self>, entry: &Arc<PodEntry>, note: impl FnOnce(&mut Dirty)) {
+        let mut dirty = entry.dirty.lock();
+        note(&mut dirty);
+        if !std::mem::replace(&mut dirty.busy, true) {
+            tokio::spawn(Arc::clone(self).work_off(Arc::clone(entry)));
+        }
+    }
+
+    async fn work_off(self: Arc<Self>, entry: Arc<PodEntry>) {
+        loop {
+            let state = entry.state.lock().await;
+            let todo = {
+                let mut dirty = entry.dirty.lock();
+                if dirty.is_clean() || state.removed {
+                    dirty.busy = false;
+                    break;
+                }
+                std::mem::replace(&mut *dirty, Dirty { busy: true, ..Dirty::default() })
+            };
+            // Never closed.
+            let _permit = self.refreshing.acquire().await;
+            for error in self.refresh_locked(&entry, &state, |volume| todo.concerns(volume)).await {
+                (self.on_error)(&state.pod, &error);
+            }
+        }
+        self.tokens_changed.notify_one();
+    }
+}
+
+fn removed() -> VolumeError {
+    VolumeError { volume: String::new(), cause: VolumeCause::Removed }
 }
 
 fn uid_of(pod: &Pod) -> &str {

@@ -65,22 +65,22 @@ fn unmount_all(mounter: &dyn Mounter, path: &Path) -> Result<(), TeardownError> 
     }
 }
 
-/// The pods below `<root>/pods`.
+/// The pods below `<root>/pods`, with one look at the mount table.
 pub fn on_disk(mounter: &dyn Mounter, root: &Path) -> Vec<DiskPod> {
-    let Ok(entries) = fs::read_dir(root.join("pods")) else {
-        return Vec::new();
-    };
+    let pods = root.join("pods");
+    let real = fs::canonicalize(&pods).unwrap_or_else(|_| pods.clone());
+    let mounts = mounts_below(mounter, &real).unwrap_or_default();
+    let entries = fs::read_dir(&pods).into_iter().flatten().flatten();
     let uids = entries
-        .flatten()
         .filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()))
         .filter_map(|entry| entry.file_name().into_string().ok());
-    uids.filter_map(|uid| {
+    let found = uids.filter_map(|uid| {
         let dir = PodDir::new(root, &uid)?;
-        let real = fs::canonicalize(dir.path()).unwrap_or_else(|_| dir.path().to_owned());
-        let mounts = mounts_below(mounter, &real).map_or(0, |m| m.len());
+        let below = real.join(&uid);
+        let mounts = mounts.iter().filter(|mount| mount.point.starts_with(&below)).count();
         Some(DiskPod { volumes: volumes_of(&dir), mounts, uid })
-    })
-    .collect()
+    });
+    found.collect()
 }
 
 fn volumes_of(dir: &PodDir) -> BTreeSet<String> {

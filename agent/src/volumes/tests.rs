@@ -218,6 +218,7 @@ async fn changes_reach_running_pods_at_once() {
         {"name": "cm", "configMap": {"name": "cm"}},
         {"name": "late", "configMap": {"name": "late", "optional": true}}]);
     let pod = pod(volumes, serde_json::json!([]));
+    let poked = world.manager.changed("u1");
     world.manager.set_up(&pod, &facts()).await.unwrap();
     let file = world.volume("kubernetes.io~configmap", "cm/k");
     assert_eq!(fs::read_to_string(&file).unwrap(), "1");
@@ -226,6 +227,7 @@ async fn changes_reach_running_pods_at_once() {
     let late = world.volume("kubernetes.io~configmap", "late/x");
     world.objects.set_map("late", &[("x", "y")]);
     eventually("the late map", || late.exists()).await;
+    assert_eq!(*poked.borrow(), 2, "whoever waits for an object is told");
 
     // Down: what is there stays and counts.
     world.objects.set_down(true);

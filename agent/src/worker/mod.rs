@@ -131,6 +131,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
     let uid = pod::uid(&pod).to_owned();
     let mut records = node.pleg.subscribe(&uid);
     let mut network = node.network.clone();
+    let mut objects = node.materials.changed(&uid);
     let previous = node.statuses.get(&uid).map(|s| (*s).clone()).or_else(|| pod.status.clone()).unwrap_or_default();
     let probes = Probes::new(node.clone(), &previous);
     let mut verdicts = probes.changes();
@@ -174,6 +175,8 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
             _ = records.changed() => {}
             _ = verdicts.changed() => {}
             _ = network.changed() => {}
+            // A closed channel says that nothing will ever change.
+            Ok(()) = objects.changed() => {}
             () = tokio::time::sleep(clock::until(at)) => {}
         }
     }
