@@ -9,7 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use nix::sys::signal::{SigSet, Signal};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lab::Lab;
 
@@ -146,22 +146,28 @@ fn summary(passed: usize, failed: usize, time: Duration) {
     );
 }
 
-/// A terminated run takes its lab down too.
+/// A terminated run takes its lab down too. By handlers, not by a signal mask, which every child would inherit.
 fn end_on_signal(lab: &Arc<Lab>) {
-    let mut mask = SigSet::empty();
-    mask.add(Signal::SIGINT);
-    mask.add(Signal::SIGTERM);
-    if mask.thread_block().is_err() {
-        return;
-    }
     let lab = Arc::clone(lab);
     std::thread::spawn(move || {
-        if mask.wait().is_ok() {
-            println!("\nstopped: taking the lab {} down", lab.name);
-            if let Err(error) = lab.lab(&["down"]) {
-                println!("{error:#}");
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+            return;
+        };
+        runtime.block_on(async {
+            let (Ok(mut terminate), Ok(mut interrupt)) =
+                (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+            else {
+                return;
+            };
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
             }
-            std::process::exit(130);
+        });
+        println!("\nstopped: taking the lab {} down", lab.name);
+        if let Err(error) = lab.lab(&["down"]) {
+            println!("{error:#}");
         }
+        std::process::exit(130);
     });
 }

@@ -111,9 +111,7 @@ fn hairpin(lab: &Lab) -> Result<()> {
 /// How long a connection takes to be refused; an error when it is not refused.
 fn refused(from: From, to: SocketAddr) -> Result<Duration> {
     let begun = Instant::now();
-    let Err(error) = net::connect(from, to) else {
-        anyhow::bail!("{to} takes connections")
-    };
+    let Err(error) = net::connect(from, to) else { anyhow::bail!("{to} takes connections") };
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     ensure!(kind == Some(ErrorKind::ConnectionRefused), "{error:#}");
     Ok(begun.elapsed())

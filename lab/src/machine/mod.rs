@@ -67,7 +67,7 @@ pub enum MachineError {
     NotRunning(PathBuf),
     /// Signals cannot be set up.
     #[error("cannot set up signals: {0}")]
-    Signals(#[source] Errno),
+    Signals(#[source] std::io::Error),
     /// PID 1 could not be started.
     #[error("cannot start PID 1 of the machine: {0}")]
     Start(#[source] std::io::Error),

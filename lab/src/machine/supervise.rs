@@ -1,7 +1,7 @@
 //! PID 1 of a machine: reaps every orphan, keeps the services running, answers on the control socket.
 //!
-//! One loop owns all state; a thread for signals and one for connections only send it messages. There is no async
-//! runtime here: the supervisor shall cost almost nothing. When it dies, the kernel ends every process of the machine.
+//! One loop owns all state; a thread for signals and one for connections only send it messages. The supervisor shall
+//! cost almost nothing. When it dies, the kernel ends every process of the machine.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::net::UnixStream;
@@ -11,10 +11,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::signalfd::SignalFd;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::MachineError;
 use super::control::{self, Reply, Request, ServiceStatus};
@@ -51,14 +51,8 @@ struct Supervisor {
 
 /// Runs until the machine is shut down. `run` and `logs` are paths as this process sees them.
 pub fn run(spec: &MachineSpec, run: &Path, logs: &Path) -> Result<(), MachineError> {
-    let mut mask = SigSet::empty();
-    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT] {
-        mask.add(signal);
-    }
-    mask.thread_block().map_err(MachineError::Signals)?;
     let (sender, receiver) = sync_channel(QUEUE);
-    let signals = SignalFd::new(&mask).map_err(MachineError::Signals)?;
-    watch_signals(signals, sender.clone());
+    watch_signals(sender.clone())?;
     listen(run, sender)?;
     let mut supervisor = Supervisor {
         services: spec.services.iter().cloned().map(Service::new).collect(),
@@ -73,15 +67,29 @@ pub fn run(spec: &MachineSpec, run: &Path, logs: &Path) -> Result<(), MachineErr
     Ok(())
 }
 
-fn watch_signals(signals: SignalFd, sender: SyncSender<Event>) {
+/// Turns signals into events. By handlers, not by a signal mask: services would inherit a mask and be deaf to SIGTERM.
+fn watch_signals(sender: SyncSender<Event>) -> Result<(), MachineError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(MachineError::Signals)?;
+    let open = |kind| runtime.block_on(async { signal(kind) }).map_err(MachineError::Signals);
+    let mut child = open(SignalKind::child())?;
+    let mut terminate = open(SignalKind::terminate())?;
+    let mut interrupt = open(SignalKind::interrupt())?;
     std::thread::spawn(move || {
-        while let Ok(Some(info)) = signals.read_signal() {
-            let child = i32::try_from(info.ssi_signo) == Ok(libc::SIGCHLD);
-            if sender.send(if child { Event::Child } else { Event::Shutdown }).is_err() {
-                return;
+        runtime.block_on(async {
+            loop {
+                let event = tokio::select! {
+                    _ = child.recv() => Event::Child,
+                    _ = terminate.recv() => Event::Shutdown,
+                    _ = interrupt.recv() => Event::Shutdown,
+                };
+                // Nothing else runs on this thread, so waiting for room in the queue stops nothing.
+                if sender.send(event).is_err() {
+                    return;
+                }
             }
-        }
+        });
     });
+    Ok(())
 }
 
 fn listen(run: &Path, sender: SyncSender<Event>) -> Result<(), MachineError> {
