@@ -1,0 +1,114 @@
+//! Adopting what the kernel holds: the constant part is written only where it differs, elements are
+//! only read. What cannot be read as ours (a verdict to a chain that this program never makes)
+//! becomes something that differs from everything wanted, and so is replaced.
+
+use keelson_netfilter::nft::{ElementRef, NftError, TableNames};
+
+use super::{LIST_ATTEMPTS, Table};
+use crate::nftables::codec;
+use crate::nftables::layout::{
+    LAYOUT_PREFIX, LIST_MAPS, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES,
+    SET_SERVICE_CIDRS, TABLE, VERDICT_MAPS,
+};
+use crate::nftables::state::{Committed, V};
+
+impl Table {
+    /// Makes sure of the constant part, then reads all elements.
+    pub(super) fn list(&mut self) -> Result<Committed, NftError> {
+        let mut committed = Committed::default();
+        let names = self.nft.names(self.layout.family(), TABLE)?;
+        self.ensure_constant_part(names, &mut committed)?;
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            match self.list_elements(&mut committed) {
+                Err(NftError::Interrupted { .. }) if attempt < LIST_ATTEMPTS => {}
+                Err(error) => return Err(error),
+                Ok(()) => return Ok(committed),
+            }
+        }
+    }
+
+    fn ensure_constant_part(&mut self, names: Option<TableNames>, committed: &mut Committed) -> Result<(), NftError> {
+        let (expected, fingerprint) = self.layout.expected();
+        let names = names.unwrap_or_default();
+        let same_layout = names.chains.contains_key(&fingerprint);
+        let whole = same_layout
+            && expected.iter().all(|(chain, rules)| names.chains.get(*chain) == Some(rules))
+            && self.layout.sets().iter().all(|set| names.sets.contains(&set.name));
+        if !whole {
+            self.layout.write(&mut self.batch);
+            self.batch.add_chain(&fingerprint, None);
+            for old in names.chains.keys().filter(|c| c.starts_with(LAYOUT_PREFIX) && **c != fingerprint) {
+                self.batch.delete_chain(old);
+            }
+        }
+        for (name, rules) in &names.chains {
+            if let Some(pick) = Pick::parse(name) {
+                if !(same_layout && self.layout.pick_rules(&pick).len() == *rules) {
+                    self.need_pick(committed, pick);
+                }
+                committed.picks.insert(pick);
+            } else if name.starts_with("affinity-") {
+                committed.stray_sticky_chains.insert(name.clone());
+            }
+        }
+        committed.stray_sticky_sets.extend(names.sets.into_iter().filter(|s| s.starts_with("affinity-")));
+        self.commit()
+    }
+
+    pub(super) fn list_elements(&mut self, committed: &mut Committed) -> Result<(), NftError> {
+        committed.verdicts.clear();
+        committed.lists.clear();
+        let family = self.family;
+        for node_port in [false, true] {
+            for map in VERDICT_MAPS {
+                self.each(map.name(node_port), &mut |e| {
+                    let Some((key, _)) = codec::read_key(family, node_port, e.key) else { return };
+                    let v = match e.verdict() {
+                        Some((_, Some(chain))) => V::of_chain(chain, node_port),
+                        Some((0, None)) => V::Drop,
+                        _ => V::Foreign,
+                    };
+                    committed.verdicts.insert((map, key), v);
+                })?;
+            }
+            for map in LIST_MAPS {
+                self.each(map.name(node_port), &mut |e| {
+                    let Some((key, rest)) = codec::read_key(family, node_port, e.key) else { return };
+                    let (Some(index), Some(ep)) =
+                        (codec::read_index(rest), e.value().and_then(|v| codec::read_endpoint(family, v)))
+                    else {
+                        return;
+                    };
+                    let list = committed.lists.entry((map, key)).or_default();
+                    if list.len() <= usize::from(index) {
+                        list.resize(usize::from(index) + 1, None);
+                    }
+                    list[usize::from(index)] = Some(ep);
+                })?;
+            }
+        }
+        for list in committed.lists.values_mut() {
+            list.shrink_to_fit();
+        }
+        committed.cluster_ips.clear();
+        let ips = &mut committed.cluster_ips;
+        self.each(SET_CLUSTER_IPS, &mut |e| ips.extend(codec::read_address(family, e.key)))?;
+        committed.hairpin.clear();
+        let ips = &mut committed.hairpin;
+        self.each(SET_HAIRPIN, &mut |e| ips.extend(codec::read_address(family, e.key)))?;
+        committed.ranges.clear();
+        for name in [SET_LOCAL_SOURCES, SET_SERVICE_CIDRS, SET_NODEPORT_ADDRESSES] {
+            let borders = committed.ranges.entry(name).or_default();
+            self.each(name, &mut |e| {
+                borders.insert((e.key.to_vec(), e.interval_end()));
+            })?;
+        }
+        Ok(())
+    }
+
+    fn each(&mut self, set: &str, each: &mut dyn FnMut(ElementRef<'_>)) -> Result<(), NftError> {
+        self.nft.elements(self.layout.family(), TABLE, set, each)
+    }
+}
