@@ -240,3 +240,6 @@ pub(crate) fn json_kind(value: &Value) -> &'static str {
         Value::Object(_) => "object",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -233,5 +233,5 @@ pub fn is_finished(res: &Resource, obj: &Value) -> bool {
     val::at(obj, "metadata.deletionTimestamp").is_some()
         && finalizers(obj).is_empty()
         && val::int(obj, "metadata.deletionGracePeriodSeconds").unwrap_or(0) == 0
-        && !(is_namespace(res) && !namespace_finalizers(obj).is_empty())
+        && (!is_namespace(res) || namespace_finalizers(obj).is_empty())
 }

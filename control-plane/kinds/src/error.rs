@@ -304,13 +304,13 @@ pub struct ApiError {
     /// Message for people.
     pub message: String,
     /// `details.name`.
-    pub name: String,
+    pub name: Box<str>,
     /// `details.group`.
-    pub group: String,
+    pub group: Box<str>,
     /// `details.kind`: the plural resource, or the kind for `Invalid`.
-    pub kind: String,
+    pub kind: Box<str>,
     /// `details.uid`.
-    pub uid: String,
+    pub uid: Box<str>,
     /// `details.causes`.
     pub causes: Vec<Cause>,
     /// `details.retryAfterSeconds`, 0 if not given; also goes into the `Retry-After` header.
@@ -324,22 +324,17 @@ impl ApiError {
             reason,
             code: reason.code(),
             message: message.into(),
-            name: String::new(),
-            group: String::new(),
-            kind: String::new(),
-            uid: String::new(),
+            name: Box::default(),
+            group: Box::default(),
+            kind: Box::default(),
+            uid: Box::default(),
             causes: Vec::new(),
             retry_after_seconds: 0,
         }
     }
 
     fn about(reason: Reason, res: &Resource, name: &str, message: String) -> Self {
-        Self {
-            name: name.to_owned(),
-            group: res.group.to_owned(),
-            kind: res.plural.to_owned(),
-            ..Self::new(reason, message)
-        }
+        Self { name: name.into(), group: res.group.into(), kind: res.plural.into(), ..Self::new(reason, message) }
     }
 
     /// 404 `pods "x" not found`.
@@ -404,9 +399,9 @@ impl ApiError {
             many => format!("[{}]", many.join(", ")),
         };
         Self {
-            name: name.to_owned(),
-            group: group.to_owned(),
-            kind: kind.to_owned(),
+            name: name.into(),
+            group: group.into(),
+            kind: kind.into(),
             causes: errors
                 .iter()
                 .map(|e| Cause { reason: e.kind.as_str().to_owned(), message: e.body(), field: e.field.clone() })
@@ -548,4 +543,52 @@ pub fn deleted_status(res: &Resource, name: &str, uid: &str) -> Value {
         details["group"] = json!(res.group);
     }
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lookup;
+
+    #[test]
+    fn messages_are_upstreams() {
+        let pods = lookup("", "v1", "pods").expect("pods");
+        let deployments = lookup("apps", "v1", "deployments").expect("deployments");
+        assert_eq!(ApiError::not_found(pods, "x").message, "pods \"x\" not found");
+        assert_eq!(ApiError::already_exists(deployments, "x").message, "deployments.apps \"x\" already exists");
+        assert_eq!(
+            ApiError::modified(deployments, "x").message,
+            "Operation cannot be fulfilled on deployments.apps \"x\": the object has been modified; please apply your changes to \
+             the latest version and try again"
+        );
+        assert_eq!(
+            ApiError::forbidden(pods, "", "User \"u\" cannot list").message,
+            "pods is forbidden: User \"u\" cannot list"
+        );
+        let one = [FieldError::required("spec.x", "")];
+        assert_eq!(
+            ApiError::invalid("apps", "Deployment", "d", &one).message,
+            "Deployment.apps \"d\" is invalid: spec.x: Required value"
+        );
+    }
+
+    #[test]
+    fn statuses_have_upstreams_shape() {
+        let pods = lookup("", "v1", "pods").expect("pods");
+        assert_eq!(
+            ApiError::not_found(pods, "x").to_status(),
+            json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "pods \"x\" not found",
+                "reason": "NotFound", "details": {"name": "x", "kind": "pods"}, "code": 404})
+        );
+        let busy = ApiError::too_many_requests("busy", 3).to_status();
+        assert_eq!((&busy["details"]["retryAfterSeconds"], &busy["code"]), (&json!(3), &json!(429)));
+        assert_eq!(deleted_status(pods, "x", "u")["details"], json!({"name": "x", "kind": "pods", "uid": "u"}));
+    }
+
+    #[test]
+    fn values_are_quoted_as_go_does() {
+        assert_eq!(go_quote("a\"b\\c\n\u{1}é"), "\"a\\\"b\\\\c\\n\\x01é\"");
+        let error = FieldError::invalid("a", json!({"b": 1}), "c");
+        assert_eq!(error.to_string(), "a: Invalid value: {\"b\":1}: c");
+    }
 }

@@ -74,6 +74,13 @@ pub(crate) fn default(v: &mut Value, key: &str, value: impl Into<Value>) {
     }
 }
 
+/// Sets `key` unless it is there, even if empty.
+pub(crate) fn set_if_absent(v: &mut Value, key: &str, value: impl Into<Value>) {
+    if v.get(key).is_none() {
+        set(v, key, value);
+    }
+}
+
 /// Sets `key`.
 pub(crate) fn set(v: &mut Value, key: &str, value: impl Into<Value>) {
     if let Some(m) = v.as_object_mut() {

@@ -271,3 +271,7 @@ pub fn from_storage(res: &Resource, obj: &mut Value, resource_version: u64) {
 pub fn list(res: &Resource, items: Vec<Value>, metadata: &Value) -> Value {
     json!({"kind": res.list_kind, "apiVersion": res.api_version(), "metadata": metadata, "items": items})
 }
+
+#[cfg(test)]
+#[path = "write_tests.rs"]
+mod tests;

@@ -145,6 +145,9 @@ impl<'a> Walk<'a> {
         for (key, item) in map.iter_mut() {
             if item.is_null() {
                 *item = zero(inner);
+                if item.is_null() {
+                    continue;
+                }
             }
             // A key may hold brackets, which `wrong` would cut: messages name the map, not the key, as Go's do.
             if matches!(inner, Shape::Ref(_) | Shape::List(_) | Shape::Map(_)) {

@@ -81,7 +81,7 @@ static CORE_RULES: Rules = Rules {
         val::child(obj, "involvedObject");
         val::child(obj, "source");
     },
-    validate: |obj| namespace(obj, "involvedObject"),
+    validate: |obj| check(obj, &CORE_NAMES),
     selectable: SELECTABLE,
     selectable_values: Some(core_values),
     ..Rules::PLAIN
@@ -90,7 +90,7 @@ static CORE_RULES: Rules = Rules {
 static NEW_RULES: Rules = Rules {
     create_on_update: true,
     validate: |obj| {
-        let mut errors = namespace(obj, "regarding");
+        let mut errors = check(obj, &NEW_NAMES);
         if val::text(obj, "eventTime").is_empty() && val::text(obj, "deprecatedFirstTimestamp").is_empty() {
             errors.push(FieldError::required("eventTime", ""));
         }
@@ -100,20 +100,60 @@ static NEW_RULES: Rules = Rules {
     ..Rules::PLAIN
 };
 
-/// An event lives in the namespace of what it is about, cluster-scoped things in `default`.
-fn namespace(obj: &Value, about: &str) -> Vec<FieldError> {
+/// Upstream's limits of an event's texts.
+const SHORT_MAX: usize = 128;
+const NOTE_MAX: usize = 1024;
+
+/// What the fields are called in one of the two versions.
+struct Names {
+    about: &'static str,
+    controller: &'static str,
+    note: &'static str,
+}
+
+const CORE_NAMES: Names = Names { about: "involvedObject", controller: "reportingComponent", note: "message" };
+const NEW_NAMES: Names = Names { about: "regarding", controller: "reportingController", note: "note" };
+
+/// An event lives in the namespace of what it is about; cluster-scoped things are reported in `default`, and by new-style events (those
+/// with an eventTime) in `kube-system` as well. New-style events say who reports what.
+fn check(obj: &Value, fields: &Names) -> Vec<FieldError> {
+    let mut errors = Vec::new();
     let namespace = val::text(obj, "metadata.namespace");
-    let regarding = val::text(obj, &format!("{about}.namespace"));
-    let fits =
-        if regarding.is_empty() { matches!(namespace, "default" | "kube-system" | "") } else { regarding == namespace };
-    if fits {
-        return Vec::new();
+    let field = format!("{}.namespace", fields.about);
+    let about = val::text(obj, &field);
+    let new_style = !val::text(obj, "eventTime").is_empty();
+    let fits = match (about, new_style) {
+        ("", false) => matches!(namespace, "" | "default"),
+        ("", true) => matches!(namespace, "default" | "kube-system"),
+        (about, false) => about == namespace,
+        (_, true) => true,
+    };
+    if !fits {
+        errors.push(FieldError::invalid(field, about, "does not match event.namespace"));
     }
-    vec![FieldError::invalid(
-        format!("{about}.namespace"),
-        regarding,
-        if regarding.is_empty() { "does not match event.namespace" } else { "does not match event.namespace" },
-    )]
+    if !new_style {
+        return errors;
+    }
+    for (key, max, required) in [
+        (fields.controller, usize::MAX, true),
+        ("reportingInstance", SHORT_MAX, true),
+        ("action", SHORT_MAX, true),
+        ("reason", SHORT_MAX, true),
+        (fields.note, NOTE_MAX, false),
+    ] {
+        let text = val::text(obj, key);
+        if text.is_empty() && required {
+            errors.push(FieldError::required(key, ""));
+        } else if text.len() > max {
+            errors.push(FieldError::invalid(key, "", format!("can have at most {max} characters")));
+        }
+    }
+    let controller = val::text(obj, fields.controller);
+    if !controller.is_empty() {
+        let bad = crate::names::qualified_name(controller);
+        errors.extend(bad.into_iter().map(|m| FieldError::invalid(fields.controller, controller, m)));
+    }
+    errors
 }
 
 static COLUMNS: Columns = Columns {

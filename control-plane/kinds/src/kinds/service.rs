@@ -206,10 +206,13 @@ fn drop_by_type(new: &mut Value, old: &Value) {
         }
     }
     let was_external = matches!(kind_of(old), "NodePort" | "LoadBalancer");
-    if was_external && !external && val::list(spec, "externalIPs").is_empty() {
-        if val::same(spec.get("externalTrafficPolicy"), before.get("externalTrafficPolicy")) {
-            val::remove(spec, "externalTrafficPolicy");
-        }
+    let unchanged = |spec: &Value, key: &str| val::same(spec.get(key), before.get(key));
+    if was_external
+        && !external
+        && val::list(spec, "externalIPs").is_empty()
+        && unchanged(spec, "externalTrafficPolicy")
+    {
+        val::remove(spec, "externalTrafficPolicy");
     }
     if kind_of(old) == "LoadBalancer" && val::text(spec, "type") != "LoadBalancer" {
         for key in ["allocateLoadBalancerNodePorts", "healthCheckNodePort", "loadBalancerClass"] {
@@ -218,10 +221,8 @@ fn drop_by_type(new: &mut Value, old: &Value) {
             }
         }
     }
-    if kind_of(old) == "ExternalName" && val::text(spec, "type") != "ExternalName" {
-        if val::same(spec.get("externalName"), before.get("externalName")) {
-            val::remove(spec, "externalName");
-        }
+    if kind_of(old) == "ExternalName" && val::text(spec, "type") != "ExternalName" && unchanged(spec, "externalName") {
+        val::remove(spec, "externalName");
     }
 }
 

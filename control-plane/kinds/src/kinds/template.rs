@@ -31,18 +31,9 @@ pub(crate) fn pod_spec(spec: &mut Value) {
         val::set(spec, "serviceAccountName", account.as_str());
         val::set(spec, "serviceAccount", account);
     }
-    let host_network = val::flag(spec, "hostNetwork");
     for key in ["initContainers", "containers", "ephemeralContainers"] {
         for container in val::list_mut(spec, key) {
             self::container(container);
-            if host_network && key != "ephemeralContainers" {
-                for port in val::list_mut(container, "ports") {
-                    if val::int(port, "hostPort").unwrap_or(0) == 0 {
-                        let number = val::int(port, "containerPort").unwrap_or(0);
-                        val::set(port, "hostPort", number);
-                    }
-                }
-            }
         }
     }
     for volume in val::list_mut(spec, "volumes") {
@@ -50,19 +41,33 @@ pub(crate) fn pod_spec(spec: &mut Value) {
     }
 }
 
-/// Defaults of a pod itself, which templates do not get: requests from limits, service links.
+/// Defaults of a pod itself, which templates do not get: requests from limits, service links, ports of the host's network.
 pub(crate) fn pod_only(spec: &mut Value) {
     if !spec.is_object() {
         return;
     }
     val::default(spec, "enableServiceLinks", true);
+    let host_network = val::flag(spec, "hostNetwork");
     for key in ["initContainers", "containers"] {
         for container in val::list_mut(spec, key) {
+            if host_network {
+                host_ports(container);
+            }
             let Some(Value::Object(limits)) = val::at(container, "resources.limits").cloned() else { continue };
             let requests = val::child(val::child(container, "resources"), "requests");
             for (name, limit) in limits {
                 val::default(requests, &name, limit);
             }
+        }
+    }
+}
+
+/// On the host's network a container's port is the host's.
+fn host_ports(container: &mut Value) {
+    for port in val::list_mut(container, "ports") {
+        if val::int(port, "hostPort").unwrap_or(0) == 0 {
+            let number = val::int(port, "containerPort").unwrap_or(0);
+            val::set(port, "hostPort", number);
         }
     }
 }
@@ -101,9 +106,7 @@ fn container(c: &mut Value) {
             }
             http_get(probe);
             if let Some(grpc) = val::child_mut(probe, "grpc") {
-                if grpc.get("service").is_none() {
-                    val::set(grpc, "service", "");
-                }
+                val::set_if_absent(grpc, "service", "");
             }
         }
     }
@@ -159,9 +162,7 @@ fn volume(v: &mut Value) {
         }
     }
     if let Some(host) = val::child_mut(v, "hostPath") {
-        if host.get("type").is_none() {
-            val::set(host, "type", "");
-        }
+        val::set_if_absent(host, "type", "");
     }
     if let Some(image) = val::child_mut(v, "image") {
         let policy = if tag_is_latest(val::text(image, "reference")) { "Always" } else { "IfNotPresent" };

@@ -46,9 +46,7 @@ static VOLUME_RULES: Rules = Rules {
         val::default(spec, "persistentVolumeReclaimPolicy", "Retain");
         val::default(spec, "volumeMode", "Filesystem");
         if let Some(host) = val::child_mut(spec, "hostPath") {
-            if host.get("type").is_none() {
-                val::set(host, "type", "");
-            }
+            val::set_if_absent(host, "type", "");
         }
     },
     create: |obj| val::set(obj, "status", json!({"phase": "Pending"})),

@@ -203,7 +203,8 @@ fn ports(c: &Value, at: &str, host_network: bool, errors: &mut Vec<FieldError>) 
         if host != 0 {
             errors.extend(names::port_number(host).into_iter().map(|m| FieldError::invalid(f("hostPort"), host, m)));
         }
-        if host_network && host != number {
+        // A template's ports are filled in when its pods are made.
+        if host_network && host != 0 && host != number {
             errors.push(FieldError::invalid(
                 f("containerPort"),
                 number,

@@ -24,6 +24,9 @@ const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCH_PATHS: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
 
+/// A check of [`names`].
+type Check = fn(&str) -> Vec<String>;
+
 /// Validates a pod spec that messages call `at`.
 pub(crate) fn validate_spec(spec: &Value, at: &str, context: Context) -> Vec<FieldError> {
     let mut errors = Vec::new();
@@ -33,7 +36,7 @@ pub(crate) fn validate_spec(spec: &Value, at: &str, context: Context) -> Vec<Fie
     policies(spec, &f, &mut errors);
     dns_config(spec, at, &mut errors);
     errors.extend(meta::labels_at(val::map(spec, "nodeSelector"), &f("nodeSelector")));
-    let checks: [(&str, fn(&str) -> Vec<String>); 6] = [
+    let checks: [(&str, Check); 6] = [
         ("serviceAccountName", names::dns1123_subdomain),
         ("nodeName", names::dns1123_subdomain),
         ("hostname", names::dns1123_label),
