@@ -30,12 +30,13 @@ stage() {
 
 run_fmt() { cargo fmt --all --check; }
 run_clippy() { cargo clippy --locked --quiet --workspace --all-targets -- -D warnings; }
-run_unit() { cargo test --locked --quiet --workspace --exclude keelson-tests --lib --bins --tests; }
+# Always the whole workspace: with a part of it, cargo would choose other features and build the dependencies again.
+run_unit() { cargo test --locked --quiet --workspace --lib --bins --tests; }
 
 run_suite() {
     [ -e "$work/built" ] || build "" || return 1
     : >"$work/built"
-    cargo test --locked --quiet -p keelson-tests --test "$1"
+    cargo test --locked --quiet --workspace --test "$1"
 }
 run_lab() { run_suite lab; }
 run_node() { run_suite node; }
