@@ -22,7 +22,7 @@ use crate::config::node::DataplaneMode;
 /// First pause after a failure; it doubles.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// Longest pause: a kernel that lacks a feature will not grow it soon.
-const RETRY_MAX: Duration = Duration::from_mins(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// The dataplane's configuration, if it shall run in this process; upstream's defaults when no file is named.
 ///

@@ -80,12 +80,8 @@ failSwapOn: false
 authentication:
   anonymous:
     enabled: false
-  webhook:
-    enabled: false
   x509:
     clientCAFile: /etc/kubernetes/pki/ca.crt
-authorization:
-  mode: AlwaysAllow
 ---
 apiVersion: keelson.dev/v1alpha1
 kind: NodeConfig
