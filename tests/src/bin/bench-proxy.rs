@@ -242,20 +242,20 @@ fn upstream_shape(services: u32, endpoints: u32) -> anyhow::Result<Results> {
     for service in 0..services {
         let chain = format!("service-{service:08x}-bench/service-{service}/tcp/");
         let choices: Vec<String> = (0..endpoints).map(|i| format!("{i} : {} . 8080", endpoint(service, i))).collect();
-        let _ = write!(
+        let _ = writeln!(
             text,
             "chain {chain} {{ ip daddr {} tcp dport 80 ip saddr != 10.128.0.0/9 jump mark-for-masquerade; \
-             meta l4proto tcp dnat ip to numgen random mod {endpoints} map {{ {} }}; }}\n",
+             meta l4proto tcp dnat ip to numgen random mod {endpoints} map {{ {} }}; }}",
             vip(service),
             choices.join(", ")
         );
         let _ = write!(elements, "{} . tcp . 80 : goto {chain}, ", vip(service));
     }
-    let _ = write!(
+    let _ = writeln!(
         text,
         "chain services {{ ip daddr . meta l4proto . th dport vmap @service-ips; }}\n\
          chain nat-prerouting {{ type nat hook prerouting priority -100; jump services; }}\n}}\n\
-         add element ip kube-proxy service-ips {{ {elements} }}\n"
+         add element ip kube-proxy service-ips {{ {elements} }}"
     );
     let load = |text: &str| -> anyhow::Result<f64> {
         let start = Instant::now();
