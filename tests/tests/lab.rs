@@ -167,7 +167,11 @@ fn wrong_orders(lab: &Lab) -> Result<()> {
         (&["up", "--nodes", "0"], "a lab has 1 to 200 nodes, not 0"),
         (&["--name", "../x", "up"], "a lab cannot be called \"../x\""),
     ] {
-        let output = lab.command().args(arguments).output()?;
+        let mut command = std::process::Command::new(lab.program("lab"));
+        if arguments[0] != "--name" {
+            command.args(["--name", &lab.name]);
+        }
+        let output = command.args(arguments).output()?;
         let text = String::from_utf8_lossy(&output.stderr);
         ensure!(!output.status.success() && text.contains(sentence), "{arguments:?}: {text}");
         ensure!(text.trim().lines().count() == 1, "{text}");

@@ -143,9 +143,20 @@ pub fn load_images(plan: &Plan, name: &str, images: &[BuiltImage]) -> Result<usi
     Ok(wanted.len())
 }
 
+/// Imports one image. An import that a killed `up` left running may be at the same names: then once more, after it.
 fn import(plan: &Plan, name: &str, image: &BuiltImage) -> Result<(), LabError> {
+    const TRIES: u32 = 5;
     let archive = Path::new("/opt/keelson/images").join(image.archive.file_name().unwrap_or_default());
-    in_machine(plan, name, &["ctr", "-n", "k8s.io", "images", "import", &archive.to_string_lossy()]).map(drop)
+    let command = ["ctr", "-n", "k8s.io", "images", "import", &archive.to_string_lossy()];
+    for _ in 1..TRIES {
+        match in_machine(plan, name, &command) {
+            Err(LabError::Command { output, .. }) if output.contains("already exists") => {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            other => return other.map(drop),
+        }
+    }
+    in_machine(plan, name, &command).map(drop)
 }
 
 /// Runs a command in a machine, through a process of its own: only one without threads can enter.
