@@ -58,6 +58,9 @@ pub trait Strategy: Sync {
     }
 }
 
+/// Computes what field selectors see of an object.
+pub type SelectableValues = fn(&Value) -> Vec<(&'static str, String)>;
+
 /// A [`Strategy`] as data.
 pub struct Rules {
     /// See [`Strategy::set_defaults`].
@@ -87,7 +90,7 @@ pub struct Rules {
     /// Field selector name and the dotted path of its value.
     pub selectable: &'static [&'static str],
     /// Computes the values where they are not simply at the path that their name says.
-    pub selectable_values: Option<fn(&Value) -> Vec<(&'static str, String)>>,
+    pub selectable_values: Option<SelectableValues>,
     /// See [`Strategy::validate_name`].
     pub name: fn(&str) -> Vec<String>,
 }

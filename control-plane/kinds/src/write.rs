@@ -85,9 +85,9 @@ fn check_namespace(res: &Resource, obj: &mut Value, ctx: &WriteContext<'_>) -> R
     if given.is_empty() {
         val::set(metadata, "namespace", ctx.namespace);
     } else if given != ctx.namespace {
-        return Err(ApiError::bad_request(format!(
-            "the namespace of the provided object does not match the namespace sent on the request"
-        )));
+        return Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
     }
     Ok(())
 }

@@ -62,7 +62,16 @@ pub async fn run(server: &Arc<Server>) -> Result<(), ApiError> {
             ensure(server, res, "", class).await?;
         }
     }
+    service_cidr(server).await?;
     kubernetes_service(server).await
+}
+
+/// The range of cluster addresses as an object: dataplanes learn from it which addresses are not allocated.
+async fn service_cidr(server: &Arc<Server>) -> Result<(), ApiError> {
+    let Some(res) = lookup("networking.k8s.io", "v1", "servicecidrs") else { return Ok(()) };
+    let range = json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": [server.config.service_cidr.to_string()]}});
+    ensure(server, res, "", range).await
 }
 
 async fn ensure(server: &Arc<Server>, res: &Resource, namespace: &str, object: Value) -> Result<(), ApiError> {

@@ -152,7 +152,7 @@ fn the_round_trip_corpus_comes_back_unchanged() {
         match conform(&Target::of(res, None), &mut object) {
             Ok(complaints) if complaints.is_empty() && object == value => {}
             Ok(complaints) if complaints.is_empty() => {
-                broken.push(format!("{kind}: {}", first_difference(&value, &object, "")))
+                broken.push(format!("{kind}: {}", first_difference(&value, &object, "")));
             }
             Ok(complaints) => broken.push(format!("{kind}: {complaints:?}")),
             Err(why) => broken.push(format!("{kind}: {why}")),
