@@ -172,9 +172,9 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         tokio::select! {
             () = stop.cancelled() => return Outcome::AgentStops,
             changed = desired.changed() => if changed.is_err() { return Outcome::AgentStops },
-            _ = records.changed() => {}
-            _ = verdicts.changed() => {}
-            _ = network.changed() => {}
+            Ok(()) = records.changed() => {}
+            Ok(()) = verdicts.changed() => {}
+            Ok(()) = network.changed() => {}
             // A closed channel says that nothing will ever change.
             Ok(()) = objects.changed() => {}
             () = tokio::time::sleep(clock::until(at)) => {}
