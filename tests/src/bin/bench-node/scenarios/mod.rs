@@ -1,0 +1,6 @@
+//! What is measured, one module for each scenario.
+
+pub mod configmap;
+pub mod density;
+pub mod restart;
+pub mod start;
