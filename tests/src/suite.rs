@@ -165,7 +165,9 @@ fn end_on_signal(lab: &Arc<Lab>) {
             }
         });
         println!("\nstopped: taking the lab {} down", lab.name);
-        if let Err(error) = lab.lab(&["down"]) {
+        // An `up` that is under way holds the lab's lock until it ends.
+        let down = lab.wait("the lab is down", 120, || lab.lab(&["down"]).map(Some));
+        if let Err(error) = down {
             println!("{error:#}");
         }
         std::process::exit(130);
