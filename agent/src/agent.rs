@@ -307,7 +307,7 @@ pub async fn run(
     }
     manager.run(ended, stop).await;
     tracker.close();
-    tracker.wait().await;
+    let _ = tokio::time::timeout(crate::manager::STOP_LIMIT, tracker.wait()).await;
     info!("agent stopped; containers run on");
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! configuration; 4 the node's files or sockets cannot be set up; 130 second signal while stopping.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use keelson_agent::agent;
@@ -12,6 +13,8 @@ use keelson_agent::view;
 
 const CONFIG_ERROR: u8 = 3;
 const START_ERROR: u8 = 4;
+/// How long a stop waits for blocking calls.
+const BLOCKING_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
@@ -47,6 +50,8 @@ fn main() -> ExitCode {
         agent::run(config, materials, extensions, stop).await?;
         anyhow::Ok(())
     });
+    // A blocking call that hangs (a mount, a slow disk) must not hold the process.
+    runtime.shutdown_timeout(BLOCKING_LIMIT);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

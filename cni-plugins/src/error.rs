@@ -88,13 +88,13 @@ impl Error {
         }
     }
 
-    /// The answer on standard output.
-    pub fn to_json(&self) -> String {
+    /// The answer on standard output, in the version that was asked for.
+    pub fn to_json(&self, version: Version) -> String {
         let (message, details) = match self {
             Self::Ipam(IpamError::Refused { message, details, .. }) => (message.clone(), details.clone()),
             other => (other.to_string(), String::new()),
         };
-        let mut answer = json!({ "cniVersion": Version::V1_1_0.as_str(), "code": self.code(), "msg": message });
+        let mut answer = json!({ "cniVersion": version.as_str(), "code": self.code(), "msg": message });
         if !details.is_empty() {
             answer["details"] = details.into();
         }

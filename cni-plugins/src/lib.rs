@@ -49,10 +49,17 @@ pub fn run(mut arguments: impl Iterator<Item = OsString>, stdin: &mut impl Read)
         eprintln!("CNI protocol versions supported: {}", version::supported().join(", "));
         return ExitCode::SUCCESS;
     }
-    match answer(plugin, &environment, stdin) {
+    let mut bytes = Vec::new();
+    match answer(plugin, &environment, stdin, &mut bytes) {
         Ok(text) => finish(&text, ExitCode::SUCCESS),
-        Err(error) => finish(&error.to_json(), ExitCode::FAILURE),
+        Err(error) => finish(&error.to_json(asked_version(&bytes)), ExitCode::FAILURE),
     }
+}
+
+/// The version that a configuration asks for, however wrong the rest of it is; the newest when it names none.
+fn asked_version(configuration: &[u8]) -> version::Version {
+    let json: Option<serde_json::Value> = serde_json::from_slice(configuration).ok();
+    json.and_then(|json| version::Version::parse(json.get("cniVersion")?.as_str()?)).unwrap_or(version::Version::V1_1_0)
 }
 
 fn usage(name: Option<&str>) -> String {
@@ -69,15 +76,15 @@ fn answer(
     plugin: Plugin,
     environment: &dyn Fn(&str) -> Option<String>,
     stdin: &mut impl Read,
+    bytes: &mut Vec<u8>,
 ) -> Result<String, Error> {
     let command = Command::from_environment(environment)?;
     if command == Command::Version {
         return Ok(version::report());
     }
-    let mut bytes = Vec::new();
     // One byte over the limit is enough to know.
-    stdin.take(skel::CONFIG_LIMIT + 1).read_to_end(&mut bytes).map_err(skel::SkelError::Stdin)?;
-    let request = skel::Request::new(command, environment, bytes)?;
+    stdin.take(skel::CONFIG_LIMIT + 1).read_to_end(bytes).map_err(skel::SkelError::Stdin)?;
+    let request = skel::Request::new(command, environment, bytes.clone())?;
     let result = plugin.call(&request)?;
     Ok(result.map(|result| result.to_json(request.version)).unwrap_or_default())
 }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
-use kube_common::config::{Document, Mistake, Mistakes, decode, load_file, mistakes};
+use kube_common::config::{Document, Mistake, Mistakes, decode_checked, load_file, mistakes};
 use kube_common::duration::GoDuration;
 use serde::Deserialize;
 
@@ -176,13 +176,14 @@ pub fn from_documents(path: &Path, documents: &[Document]) -> Result<Config, Mis
         } else if config.is_some() {
             found.push(document.mistake_at("kind", format!("a second {KIND}; one file holds one")));
         } else {
-            match decode::<KubeProxyConfiguration>(document) {
-                Ok(raw) => {
-                    let checked = check(document, &raw, &mut found);
-                    config = Some(checked);
-                }
-                Err(mistakes) => found.extend(mistakes),
-            }
+            let mut checked = None;
+            let outcome = decode_checked::<KubeProxyConfiguration>(document, |raw| {
+                let mut mistakes = Vec::new();
+                checked = Some(check(document, raw, &mut mistakes));
+                mistakes
+            });
+            found.extend(outcome.err().into_iter().flatten());
+            config = checked;
         }
     }
     match config {

@@ -151,24 +151,52 @@ pub fn mistakes(path: &Path, mut mistakes: Vec<Mistake>) -> Mistakes {
 /// # Errors
 /// Every mistake in the document.
 pub fn decode<T: DeserializeOwned>(document: &Document) -> Result<T, Vec<Mistake>> {
+    decode_value(&document.node, without_type(document))
+}
+
+/// Decodes a JSON value that came from `node` into `T`.
+///
+/// # Errors
+/// Every mistake in the value.
+pub fn decode_value<T: DeserializeOwned>(node: &Node, json: serde_json::Value) -> Result<T, Vec<Mistake>> {
+    match decode_rest(node, json) {
+        (Some(value), found) if found.is_empty() => Ok(value),
+        (_, found) => Err(found),
+    }
+}
+
+fn without_type(document: &Document) -> serde_json::Value {
     let mut json = document.node.to_json();
     if let Some(map) = json.as_object_mut() {
         map.remove("apiVersion");
         map.remove("kind");
     }
-    decode_value(&document.node, json)
+    json
 }
 
-/// Decodes a JSON value that came from `node` into `T`, collecting every mistake.
+/// Decodes a document and checks it with `check`, which also sees what is left when fields with mistakes are taken
+/// out: so mistakes of types and mistakes of values are reported together.
 ///
 /// # Errors
-/// Every mistake in the value.
-pub fn decode_value<T: DeserializeOwned>(node: &Node, mut json: serde_json::Value) -> Result<T, Vec<Mistake>> {
+/// Every mistake in the document.
+pub fn decode_checked<T: DeserializeOwned>(
+    document: &Document,
+    check: impl FnOnce(&T) -> Vec<Mistake>,
+) -> Result<T, Vec<Mistake>> {
+    let (value, mut found) = decode_rest(&document.node, without_type(document));
+    found.extend(value.as_ref().map(check).unwrap_or_default());
+    match value {
+        Some(value) if found.is_empty() => Ok(value),
+        _ => Err(found),
+    }
+}
+
+/// What could be read, and every mistake. `None` only when nothing could be read at all.
+fn decode_rest<T: DeserializeOwned>(node: &Node, mut json: serde_json::Value) -> (Option<T>, Vec<Mistake>) {
     let mut found = Vec::new();
     loop {
         let error = match serde_path_to_error::deserialize::<_, T>(&json) {
-            Ok(value) if found.is_empty() => return Ok(value),
-            Ok(_) => return Err(found),
+            Ok(value) => return (Some(value), found),
             Err(error) => error,
         };
         let path: Vec<PathSegment> = error
@@ -180,13 +208,10 @@ pub fn decode_value<T: DeserializeOwned>(node: &Node, mut json: serde_json::Valu
                 Segment::Enum { .. } | Segment::Unknown => None,
             })
             .collect();
-        found.push(Mistake {
-            position: node.locate(&path),
-            field: join(&path),
-            message: plain(&error.inner().to_string()),
-        });
+        let message = plain(&error.inner().to_string());
+        found.push(Mistake { position: node.locate(&path), field: join(&path), message });
         if found.len() >= MAX_MISTAKES || !remove(&mut json, &path) {
-            return Err(found);
+            return (None, found);
         }
     }
 }
@@ -306,6 +331,20 @@ mod tests {
         let text = found.to_string();
         assert!(text.contains("x.yaml:3:1: nodeNam: unknown field \"nodeNam\"; did you mean \"nodeName\"?"), "{text}");
         assert!(text.contains("x.yaml:2:1: syncPeriod: the number 5 lacks a unit"), "{text}");
+    }
+
+    #[test]
+    fn values_are_checked_beside_types() {
+        let documents = load_documents(Path::new("x.yaml"), "nodeNam: a\nsyncPeriod: 0s\n").unwrap();
+        let check = |outer: &Outer| {
+            if outer.sync_period.0.is_zero() {
+                vec![documents[0].mistake_at("syncPeriod", "must not be 0")]
+            } else {
+                Vec::new()
+            }
+        };
+        let found = decode_checked::<Outer>(&documents[0], check).unwrap_err();
+        assert_eq!(found.iter().map(|m| m.field.as_str()).collect::<Vec<_>>(), ["nodeNam", "syncPeriod"]);
     }
 
     #[test]

@@ -16,6 +16,8 @@ use resources::PodResources;
 
 /// Where cgroups are mounted.
 const MOUNT: &str = "/sys/fs/cgroup";
+/// Name of the v2 tree of a hybrid host in the list of trees.
+const HYBRID: &str = "unified";
 /// Controllers on v1 in which the agent makes pod cgroups; the runtime makes the rest below them.
 const V1_LIMITS: [&str; 3] = ["cpu", "memory", "pids"];
 /// How often the removal of a cgroup that is still busy is tried.
@@ -71,8 +73,14 @@ fn parse_v1_mounts(mountinfo: &str) -> Vec<(String, PathBuf)> {
     for line in mountinfo.lines() {
         let Some((head, tail)) = line.split_once(" - ") else { continue };
         let mut tail = tail.split(' ');
-        if tail.next() != Some("cgroup") {
-            continue;
+        match tail.next() {
+            Some("cgroup") => {}
+            // Hybrid: the v2 tree has no controllers, but runc makes the pods' cgroups there too, and they must go.
+            Some("cgroup2") => {
+                out.extend(head.split(' ').nth(4).map(|point| (HYBRID.to_owned(), PathBuf::from(point))));
+                continue;
+            }
+            _ => continue,
         }
         let (Some(point), Some(options)) = (head.split(' ').nth(4), tail.nth(1)) else { continue };
         for controller in options.split(',') {
@@ -332,7 +340,8 @@ mod tests {
                     31 24 0:27 / /sys/fs/cgroup/memory rw shared:1 - cgroup cgroup rw,memory\n\
                     32 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
         let mounts = parse_v1_mounts(text);
-        assert_eq!(mounts.len(), 3);
+        assert_eq!(mounts.len(), 4);
+        assert_eq!(mounts[3], (HYBRID.into(), "/sys/fs/cgroup/unified".into()));
         assert_eq!(mounts[1], ("cpuacct".into(), "/sys/fs/cgroup/cpu,cpuacct".into()));
     }
 

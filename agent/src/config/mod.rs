@@ -146,9 +146,11 @@ pub fn from_documents(documents: &[Document]) -> Result<Config, ConfigError> {
     for document in documents {
         let result = match (document.api_version.as_str(), document.kind.as_str()) {
             (KUBELET_API, "KubeletConfiguration") => {
-                config::decode::<KubeletConfiguration>(document).map(|c| check_kubelet(document, &c))
+                config::decode_checked::<KubeletConfiguration>(document, |c| check_kubelet(document, c)).map(drop)
             }
-            (NODE_API, "NodeConfig") => config::decode::<NodeConfig>(document).map(|c| c.check(document)),
+            (NODE_API, "NodeConfig") => {
+                config::decode_checked::<NodeConfig>(document, |c| c.check(document)).map(drop)
+            }
             (api, kind) => Err(vec![document.mistake_at(
                 "kind",
                 format!(
@@ -156,9 +158,7 @@ pub fn from_documents(documents: &[Document]) -> Result<Config, ConfigError> {
                 ),
             )]),
         };
-        match result {
-            Ok(mut mistakes) | Err(mut mistakes) => found.append(&mut mistakes),
-        }
+        found.extend(result.err().into_iter().flatten());
         if let Some(path) = documents.iter().map(|d| &d.path).find(|p| **p == document.path)
             && !found.is_empty()
         {

@@ -411,7 +411,8 @@ impl Runtime for CriRuntime {
 
     fn stop_container<'a>(&'a self, id: &'a str, timeout: Duration) -> Call<'a, ()> {
         async move {
-            let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+            // Rounded up: the moments since the decision must not cost the container a second of its grace.
+            let seconds = i64::try_from(timeout.as_millis().div_ceil(1000)).unwrap_or(i64::MAX);
             let request = api::StopContainerRequest { container_id: id.into(), timeout: seconds };
             let limit = timeout + CALL_DEADLINE;
             self.call("StopContainer", limit, {
