@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,10 @@ pub struct Lab {
 /// The folder with the built programs: that of the profile this test was built with.
 pub fn programs() -> Result<PathBuf> {
     let own = std::env::current_exe().context("where this test is")?;
-    let profile = own.parent().and_then(Path::parent).context("this test lies in no target folder")?;
-    Ok(profile.to_path_buf())
+    let folder = own.parent().context("this program lies in no folder")?;
+    // Tests lie in `deps` below the programs, benchmarks beside them.
+    let profile = if folder.ends_with("deps") { folder.parent() } else { Some(folder) };
+    Ok(profile.context("this test lies in no target folder")?.to_path_buf())
 }
 
 /// Runs a command to its end; stdout when it succeeds, an error with all of its output when not.
@@ -215,6 +217,8 @@ impl Lab {
 
     /// Pid on the host of some process of a pod, whose network namespace is the pod's. Found by the pod's cgroup.
     pub fn pod_pid(&self, uid: &str) -> Result<i32> {
+        // An empty text is part of every cgroup's path, and the pid found may be about to be killed.
+        anyhow::ensure!(uid.len() >= 32, "{uid:?} identifies no pod or container");
         let other = uid.replace('-', "_");
         for hierarchy in ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"] {
             let mut folders = vec![PathBuf::from(hierarchy)];

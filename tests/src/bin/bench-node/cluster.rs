@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use keelson_tests::lab::Lab;
@@ -14,6 +14,7 @@ use kube::runtime::watcher;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// The namespace of everything that is made here.
 pub const NAMESPACE: &str = "bench";
@@ -85,6 +86,8 @@ pub struct Cluster<'a> {
     /// The pods of [`NAMESPACE`].
     pub pods: Api<Pod>,
     seen: watch::Receiver<Pods>,
+    // Ends with the handle: a watch would go on asking a lab that is gone.
+    _watch: JoinSet<()>,
 }
 
 impl<'a> Cluster<'a> {
@@ -106,9 +109,9 @@ impl<'a> Cluster<'a> {
         tokio::time::timeout(POD_LIMIT, account).await.context("the namespace got no service account")??;
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         let (sender, seen) = watch::channel(Pods::new());
-        // Ends with the runtime.
-        tokio::spawn(follow(pods.clone(), sender));
-        Ok(Self { lab, client, pods, seen })
+        let mut watch = JoinSet::new();
+        watch.spawn(follow(pods.clone(), sender));
+        Ok(Self { lab, client, pods, seen, _watch: watch })
     }
 
     /// Waits until `condition` holds for what was seen of a pod and gives that.
@@ -132,6 +135,13 @@ impl<'a> Cluster<'a> {
     /// What was seen so far.
     pub fn seen(&self) -> Pods {
         self.seen.borrow().clone()
+    }
+
+    /// Pid on the host of the process of a pod's only container.
+    pub fn process(&self, pod: &Seen) -> Result<i32> {
+        // The search is for a cgroup with this in its name, and an empty one is in every name.
+        ensure!(!pod.container.is_empty(), "the status names no container");
+        self.lab.pod_pid(&pod.container)
     }
 
     /// Makes a pod.

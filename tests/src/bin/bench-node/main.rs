@@ -11,13 +11,11 @@ mod process;
 mod runtime_log;
 mod scenarios;
 
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use keelson_tests::lab::{Lab, programs};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use keelson_tests::lab::Lab;
 
 use cluster::Cluster;
 use figures::Figures;
@@ -60,25 +58,8 @@ impl Options {
 fn main() -> Result<()> {
     let options = Options::parse()?;
     ensure!(nix::unistd::geteuid().is_root(), "bench-node makes a lab: run it as root");
-    stand_like_a_test()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(benchmark(options))
-}
-
-/// The harness looks for the programs in the folder above the one it runs from, as a test in `deps` finds them. So this
-/// program goes on from a link there, unless the harness finds them without.
-fn stand_like_a_test() -> Result<()> {
-    if programs()?.join("lab").is_file() {
-        return Ok(());
-    }
-    let own = std::env::current_exe().context("where this program is")?;
-    ensure!(own.with_file_name("lab").is_file(), "no `lab` beside {}: ./dev bench node builds it", own.display());
-    let folder = own.with_file_name("deps");
-    std::fs::create_dir_all(&folder)?;
-    let link = folder.join("bench-node");
-    let _ = std::fs::remove_file(&link);
-    std::fs::hard_link(&own, &link).with_context(|| format!("linking {}", link.display()))?;
-    Err(Command::new(&link).args(std::env::args_os().skip(1)).exec()).context("going on from there")
 }
 
 async fn benchmark(options: Options) -> Result<()> {

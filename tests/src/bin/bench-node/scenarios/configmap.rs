@@ -25,7 +25,7 @@ pub async fn run(cluster: &Cluster<'_>, figures: &mut Figures) -> Result<()> {
     cluster.create("reader", &[("config", json!({"configMap": {"name": NAME}}))]).await?;
     let seen = cluster.until("reader", "not ready", |pod| pod.ready.is_some()).await?;
     // The file as the container sees it.
-    let file = format!("/proc/{}/root/config/value", cluster.lab.pod_pid(&seen.container)?);
+    let file = format!("/proc/{}/root/config/value", cluster.process(&seen)?);
     let mut times = Vec::new();
     for round in 0..ROUNDS {
         let value = format!("change {round}");

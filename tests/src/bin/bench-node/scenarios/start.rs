@@ -61,7 +61,7 @@ async fn pod(cluster: &Cluster<'_>, name: &str, times: &mut Times) -> Result<()>
     times.bind.push(bound - asked);
     times.node.push((name.to_owned(), ready - bound));
 
-    let pid = cluster.lab.pod_pid(&seen.container)?;
+    let pid = cluster.process(&seen)?;
     tokio::time::sleep(PAUSE).await;
     ensure!(cluster.seen().get(name).is_some_and(|pod| pod.ended.is_none()), "{name} ended by itself");
     let killed = Instant::now();
