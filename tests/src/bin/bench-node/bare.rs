@@ -79,7 +79,7 @@ impl Runtime {
         let start = Instant::now();
         let request = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
         let sandbox = self.calls.run_pod_sandbox(request).await?.into_inner().pod_sandbox_id;
-        let took = self.container(&sandbox, config, container).await.map(|()| start.elapsed());
+        let took = Box::pin(self.container(&sandbox, config, container)).await.map(|()| start.elapsed());
         // Removed also when the container could not be made.
         self.calls.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
         self.calls.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await?;

@@ -98,7 +98,7 @@ async fn measure(lab: &Lab, options: &Options, figures: &mut Figures) -> Result<
     figures.settle("idle_rss_mib_*, rss_mib_0", outcome);
 
     eprintln!("bench node: {} pods one after the other, and as many by bare CRI calls …", options.rounds);
-    let outcome = start::run(&cluster, options.rounds, figures).await;
+    let outcome = Box::pin(start::run(&cluster, options.rounds, figures)).await;
     figures.settle("start_*, cri_p50_ms, agent_share_p99_ms, exit_to_status_p99_ms", outcome);
     cluster.clear().await?;
 

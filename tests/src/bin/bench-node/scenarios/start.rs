@@ -40,7 +40,7 @@ pub async fn run(cluster: &Cluster<'_>, rounds: usize, figures: &mut Figures) ->
         }
         pod(cluster, &format!("one-{round}"), &mut times).await?;
         tokio::time::sleep(PAUSE).await;
-        let bare = runtime.round(&format!("bare-{round}")).await.context("bare CRI calls")?;
+        let bare = Box::pin(runtime.round(&format!("bare-{round}"))).await.context("bare CRI calls")?;
         times.bare.push(bare);
         tokio::time::sleep(PAUSE).await;
     }
