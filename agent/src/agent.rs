@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube_common::serve::{Endpoints, HealthServer, ListenError};
+use kube_common::tasks::Tasks;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::cgroup::{Cgroups, Layout};
@@ -21,6 +21,7 @@ use crate::events::{self, Recorder};
 use crate::images::Images;
 use crate::manager::{Manager, View};
 use crate::materials::Materials;
+use crate::metrics::{Metrics, Population};
 use crate::node::facts::MachineFacts;
 use crate::node::{self, Readiness, report};
 use crate::pleg::Pleg;
@@ -38,6 +39,8 @@ const HINT_QUEUE: usize = 1024;
 const RUNTIME_RETRY_MIN: Duration = Duration::from_millis(100);
 /// Longest pause.
 const RUNTIME_RETRY_MAX: Duration = Duration::from_secs(3);
+/// How long a stop waits for tasks that are inside a call.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// The loop is stuck when it has not turned for this long although something was to be done.
 const STUCK_AFTER: Duration = Duration::from_secs(300);
 
@@ -166,7 +169,7 @@ pub struct MaterialsInputs {
 }
 
 /// Starts what needs the running agent: the HTTPS server, an embedded dataplane.
-pub type Extension = Box<dyn FnOnce(Handles, &TaskTracker, CancellationToken) + Send>;
+pub type Extension = Box<dyn FnOnce(Handles, &Tasks, CancellationToken) + Send>;
 
 /// Runs the agent until `stop`. No container is touched by the stop.
 ///
@@ -191,28 +194,31 @@ pub async fn run(
     }
     let client_config = client_config(&config).await?;
     let client = client_config.clone().and_then(|c| kube::Client::try_from(c).ok());
-    let tracker = TaskTracker::new();
+    let tasks = Tasks::new();
     let endpoints = Endpoints::new();
     if config.kubelet.healthz_port != 0 {
         let address = SocketAddr::new(config.kubelet.healthz_bind_address, config.kubelet.healthz_port);
         let server = HealthServer::bind(address, endpoints.clone()).await?;
-        tracker.spawn(server.run(stop.clone()));
+        tasks.spawn("health", server.run(stop.clone()));
     }
     info!(node = name, version = node::status::KUBELET_VERSION, "agent starts");
-    let runtime: Arc<dyn Runtime> = Arc::new(CriRuntime::new(&config.kubelet.container_runtime_endpoint));
+    let metrics = Metrics::default();
+    metrics.register(&endpoints, &name);
+    let runtime: Arc<dyn Runtime> =
+        Arc::new(CriRuntime::new(&config.kubelet.container_runtime_endpoint, metrics.clone()));
     let Some(version) = runtime_version(runtime.as_ref(), &stop).await else { return Ok(()) };
     info!(runtime = version.name, version = version.version, "container runtime answers");
-    let pleg = Pleg::new(runtime.clone());
+    let pleg = Pleg::new(runtime.clone(), metrics.clone());
     first_list(&pleg, &stop).await;
     notify::send("READY=1");
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
     if version.name == "containerd" {
         let socket = socket_path(&config.kubelet.container_runtime_endpoint);
-        tracker.spawn(crate::runtime::events::read(socket, hint_tx, stop.clone()));
+        tasks.spawn("runtime-events", crate::runtime::events::read(socket, hint_tx, stop.clone()));
     }
-    tracker.spawn(pleg.clone().run(hint_rx, stop.clone()));
+    tasks.spawn("pleg", pleg.clone().run(hint_rx, stop.clone()));
     let (recorder, queue) = Recorder::new(&name);
-    tracker.spawn(events::send(queue, client.clone(), name.clone(), stop.clone()));
+    tasks.spawn("events", events::send(queue, client.clone(), name.clone(), stop.clone()));
     if layout.is_v1() {
         let text = "cgroup v1 is in maintenance mode upstream; everything works, moving to cgroup v2 is advised";
         recorder.node("Warning", "CgroupV1", text);
@@ -239,6 +245,7 @@ pub async fn run(
         runtime: runtime.clone(),
         pleg: pleg.clone(),
         recorder: recorder.clone(),
+        metrics,
         statuses: statuses.clone(),
         materials,
         cgroups: Cgroups::new(
@@ -256,20 +263,24 @@ pub async fn run(
     });
     let poke = Arc::new(Notify::new());
     let ready_rx = readiness.subscribe();
-    tracker.spawn(node::watch_health(runtime.clone(), readiness, network_state, poke.clone(), stop.clone()));
+    tasks.spawn(
+        "runtime-health",
+        node::watch_health(runtime.clone(), readiness, network_state, poke.clone(), stop.clone()),
+    );
 
-    let file_feed = start_file_source(&config, &name, &tracker, &stop);
+    let file_feed = start_file_source(&config, &name, &tasks, &stop);
     let api_feed = client.clone().map(|client| {
         let (tx, rx) = watch::channel(None);
-        tracker.spawn(api::run(client, name.clone(), tx, stop.clone()));
+        tasks.spawn("api-source", api::run(client, name.clone(), tx, stop.clone()));
         rx
     });
     let (manager, ended) = Manager::new(context, file_feed, api_feed);
     let view = manager.view();
+    Population { pleg: pleg.clone(), view: view.clone() }.register(&endpoints);
     health_checks(&endpoints, &manager, &pleg, &stop);
     let ranges = watch::Sender::new(own_ranges(&config));
     if config.node.network.mode == NetworkMode::Managed {
-        tracker.spawn(manage_network(config.clone(), ranges.subscribe(), poke, stop.clone()));
+        tasks.spawn("network", manage_network(config.clone(), ranges.subscribe(), poke, stop.clone()));
     }
     let object = watch::Sender::new(None);
     let handles = Handles {
@@ -284,12 +295,12 @@ pub async fn run(
         endpoints,
     };
     for extension in extensions {
-        extension(handles.clone(), &tracker, stop.clone());
+        extension(handles.clone(), &tasks, stop.clone());
     }
     if let (Some(client), Some(client_config)) = (client, client_config) {
         let uid = watch::Sender::new(None);
-        tracker.spawn(statuses.run(client.clone(), stop.clone()));
-        tracker.spawn(mirror::run(client.clone(), name.clone(), uid.subscribe(), view, stop.clone()));
+        tasks.spawn("status", statuses.run(client.clone(), stop.clone()));
+        tasks.spawn("mirror-pods", mirror::run(client.clone(), name.clone(), uid.subscribe(), view, stop.clone()));
         let reporter = report::Reporter {
             config,
             name,
@@ -303,11 +314,14 @@ pub async fn run(
             ranges,
             object,
         };
-        tracker.spawn(reporter.run(client, client_config, stop.clone()));
+        tasks.spawn("node-status", reporter.run(client, client_config, stop.clone()));
     }
-    manager.run(ended, stop).await;
-    tracker.close();
-    let _ = tokio::time::timeout(crate::manager::STOP_LIMIT, tracker.wait()).await;
+    tasks.spawn("pod-workers", manager.run(ended, stop.clone()));
+    stop.cancelled().await;
+    // What is not done by then the next agent finds in the runtime, as after a kill.
+    if let Err(late) = tasks.ended(STOP_LIMIT).await {
+        warn!("leaving without waiting longer for: {}", late.join(", "));
+    }
     info!("agent stopped; containers run on");
     Ok(())
 }
@@ -323,11 +337,11 @@ async fn first_list(pleg: &Arc<Pleg>, stop: &CancellationToken) {
     info!(pods = pleg.all().len(), "found in the runtime");
 }
 
-fn start_file_source(config: &Config, name: &str, tracker: &TaskTracker, stop: &CancellationToken) -> Option<Feed> {
+fn start_file_source(config: &Config, name: &str, tasks: &Tasks, stop: &CancellationToken) -> Option<Feed> {
     let path = config.kubelet.static_pod_path.clone()?;
     let (tx, rx) = watch::channel(None);
     let folder = file::Folder::new(&path, name);
-    tracker.spawn(file::run(folder, config.kubelet.file_check_frequency.0, tx, stop.clone()));
+    tasks.spawn("file-source", file::run(folder, config.kubelet.file_check_frequency.0, tx, stop.clone()));
     Some(rx)
 }
 
@@ -350,7 +364,7 @@ fn policy(config: &Config) -> Policy {
     Policy { backoff: backoff::Limits { initial: backoff::INITIAL, maximum: longest.unwrap_or(backoff::MAXIMUM) } }
 }
 
-fn tracker_watchdog(manager: &Manager, stop: &CancellationToken) {
+fn watchdog(manager: &Manager, stop: &CancellationToken) {
     let turned = manager.turned();
     let healthy = move || turned.borrow().elapsed() < STUCK_AFTER;
     tokio::spawn(notify::watchdog(healthy, stop.clone()));
@@ -363,7 +377,7 @@ fn health_checks(endpoints: &Endpoints, manager: &Manager, pleg: &Arc<Pleg>, sto
         if age > STUCK_AFTER { Err(format!("the loop has not turned for {age:?}")) } else { Ok(()) }
     });
     let pleg = pleg.clone();
-    tracker_watchdog(manager, stop);
+    watchdog(manager, stop);
     endpoints.add_live_check("pleg", move || {
         let age = pleg.relist_age();
         if age > crate::pleg::UNHEALTHY_AFTER {

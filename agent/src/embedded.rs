@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_dataplane::config as dataplane_config;
+use kube_common::tasks::Tasks;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
 use crate::agent::Handles;
@@ -40,10 +40,8 @@ pub fn configuration(config: &Config) -> Result<Option<keelson_dataplane::Config
 }
 
 /// Runs the dataplane beside the agent until `stop`.
-pub fn serve(
-    config: keelson_dataplane::Config,
-) -> impl FnOnce(Handles, &TaskTracker, CancellationToken) + Send + 'static {
-    move |handles, tracker, stop| {
+pub fn serve(config: keelson_dataplane::Config) -> impl FnOnce(Handles, &Tasks, CancellationToken) + Send + 'static {
+    move |handles, tasks, stop| {
         let trouble = Arc::new(Mutex::new(Some("has not started yet".to_owned())));
         let seen = trouble.clone();
         handles.endpoints.add_ready_check("dataplane", move || seen.lock().clone().map_or(Ok(()), Err));
@@ -52,7 +50,7 @@ pub fn serve(
             *trouble.lock() = Some("there is no kubeconfig".to_owned());
             return;
         };
-        tracker.spawn(keep_running(config, client, trouble, stop));
+        tasks.spawn("dataplane", keep_running(config, client, trouble, stop));
     }
 }
 

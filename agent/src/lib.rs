@@ -20,6 +20,7 @@ pub mod images;
 pub mod logs;
 pub mod manager;
 pub mod materials;
+pub mod metrics;
 pub mod mirror;
 pub mod network;
 pub mod node;

@@ -24,8 +24,6 @@ use crate::worker::{self, Desired, NodeContext, Outcome};
 
 /// Pause between collections of dead containers and leftovers (upstream `ContainerGCPeriod`).
 const GC_PERIOD: Duration = Duration::from_secs(60);
-/// How long a stop waits for workers that are inside a call.
-pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// Workers that have ended and wait to be noticed.
 const DONE_QUEUE: usize = 64;
 
@@ -117,8 +115,7 @@ impl Manager {
         self.tracker.close();
         // Nobody empties the queue any more; workers that report their end must not wait for it.
         ended.close();
-        // What is not done by then the next agent finds in the runtime, as after a kill.
-        let _ = tokio::time::timeout(STOP_LIMIT, self.tracker.wait()).await;
+        self.tracker.wait().await;
     }
 
     fn sets(&self) -> (PodSet, PodSet, bool) {

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use crate::metrics::Metrics;
 use crate::runtime::events::Hint;
 use crate::runtime::{
     ContainerItem, ContainerRecord, ContainerState, Filter, PodKey, PodRecord, Runtime, RuntimeError, Sandbox,
@@ -57,6 +58,7 @@ impl Entry {
 /// The cache and the machinery that keeps it true.
 pub struct Pleg {
     runtime: Arc<dyn Runtime>,
+    metrics: Metrics,
     pods: Mutex<HashMap<String, Entry>>,
     index: Mutex<HashMap<String, String>>,
     started: Instant,
@@ -69,9 +71,10 @@ pub struct Pleg {
 impl Pleg {
     /// A cache that knows nothing yet.
     #[must_use]
-    pub fn new(runtime: Arc<dyn Runtime>) -> Arc<Self> {
+    pub fn new(runtime: Arc<dyn Runtime>, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self {
             runtime,
+            metrics,
             pods: Mutex::new(HashMap::new()),
             index: Mutex::new(HashMap::new()),
             started: Instant::now(),
@@ -231,6 +234,7 @@ impl Pleg {
     /// When a listing fails; single pods that fail are logged and read again next time.
     pub async fn relist(self: &Arc<Self>) -> Result<(), RuntimeError> {
         let began = Instant::now();
+        let since = (self.last_relist_ms.load(Ordering::Relaxed) > 0).then(|| self.relist_age());
         let (sandboxes, containers) = tokio::try_join!(
             self.runtime.list_sandboxes(Filter::default()),
             self.runtime.list_containers(Filter::default())
@@ -263,6 +267,7 @@ impl Pleg {
         }
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_relist_ms.store(now, Ordering::Relaxed);
+        self.metrics.relist(began.elapsed(), since);
         Ok(())
     }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
+use kube_common::tasks::Tasks;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::agent::Handles;
@@ -96,11 +96,11 @@ impl NodeView for AgentView {
 }
 
 /// Starts the HTTPS server; what prevents it is said once and leaves the pods alone.
-pub fn serve(handles: Handles, tracker: &TaskTracker, stop: CancellationToken) {
+pub fn serve(handles: Handles, tasks: &Tasks, stop: CancellationToken) {
     if !handles.config.kubelet.enable_server || handles.config.kubelet.port == 0 {
         return;
     }
-    tracker.spawn(async move {
+    tasks.spawn("node-api", async move {
         let Some(config) = server_config(&handles) else { return };
         let address = config.address;
         let mut told = false;

@@ -6,9 +6,11 @@
 pub mod config;
 pub mod duration;
 pub mod logging;
+mod process;
 pub mod quantity;
 pub mod selector;
 pub mod serve;
 pub mod shutdown;
+pub mod tasks;
 pub mod tls;
 pub mod yaml;

@@ -21,6 +21,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use crate::process::ProcessCollector;
+
 /// Connections served at once; a scraper needs one, a flood must not cost memory.
 const MAX_CONNECTIONS: usize = 64;
 /// A client that has not sent its request head by then is cut off (slow loris).
@@ -70,10 +72,12 @@ struct Inner {
 }
 
 impl Endpoints {
-    /// Endpoints without a check: always healthy, no metric.
+    /// Endpoints without a check: always healthy; no metric but those of the process itself.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        let endpoints = Self::default();
+        endpoints.register(|registry| registry.register_collector(Box::new(ProcessCollector)));
+        endpoints
     }
 
     /// Adds a check to `/healthz`, `/livez` and `/readyz`.

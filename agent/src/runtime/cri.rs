@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use hyper_util::rt::TokioIo;
@@ -15,6 +15,8 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
+
+use crate::metrics::Metrics;
 
 use super::identity::{
     CONTAINER_HASH, CONTAINER_NAME, CONTAINER_RESTART_COUNT, POD_NAME, POD_NAMESPACE, POD_UID,
@@ -40,6 +42,7 @@ const PULL_DEADLINE: Duration = Duration::from_secs(3600);
 /// A runtime behind a unix socket.
 pub struct CriRuntime {
     endpoint: Arc<str>,
+    metrics: Metrics,
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
 }
@@ -66,10 +69,11 @@ pub fn socket_path(endpoint: &str) -> PathBuf {
 impl CriRuntime {
     /// A client for `endpoint` (`unix:///run/containerd/containerd.sock`).
     #[must_use]
-    pub fn new(endpoint: &str) -> Self {
+    pub fn new(endpoint: &str, metrics: Metrics) -> Self {
         let channel = channel(&socket_path(endpoint));
         Self {
             endpoint: endpoint.into(),
+            metrics,
             runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
@@ -87,11 +91,14 @@ impl CriRuntime {
         future: impl Future<Output = Result<Response<T>, Status>> + Send + 'a,
     ) -> Call<'a, T> {
         async move {
-            match tokio::time::timeout(limit, future).await {
+            let began = Instant::now();
+            let outcome = match tokio::time::timeout(limit, future).await {
                 Err(_) => Err(RuntimeError::Deadline { call, limit }),
                 Ok(Ok(response)) => Ok(response.into_inner()),
                 Ok(Err(status)) => Err(self.error(call, &status)),
-            }
+            };
+            self.metrics.call(call, began.elapsed(), outcome.is_err());
+            outcome
         }
         .boxed()
     }

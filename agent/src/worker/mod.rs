@@ -14,7 +14,7 @@ pub use stop::{remove_container, remove_pod};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::watch;
@@ -27,6 +27,7 @@ use crate::create::NodeSettings;
 use crate::events::Recorder;
 use crate::images::Images;
 use crate::materials::Materials;
+use crate::metrics::Metrics;
 use crate::pleg::Pleg;
 use crate::pod;
 use crate::probe::Probes;
@@ -53,6 +54,8 @@ pub struct NodeContext {
     pub images: Images,
     /// Events.
     pub recorder: Arc<Recorder>,
+    /// Counters.
+    pub metrics: Metrics,
     /// Statuses on their way to the API.
     pub statuses: Arc<Statuses>,
     /// Volumes, environment and the like.
@@ -70,7 +73,7 @@ pub struct NodeContext {
     /// Longest time between two looks at a pod.
     pub sync_period: Duration,
     /// Whether the agent has just started and found this pod running (probes are splayed then).
-    pub started: std::time::Instant,
+    pub started: Instant,
 }
 
 /// What a source or the node wants of a pod.
@@ -115,6 +118,8 @@ pub(crate) struct Worker {
     mounted: Option<Arc<Pod>>,
     end: Option<NodeEnd>,
     network_reported: bool,
+    /// First sight of a pod that does not run yet.
+    fresh: Option<Instant>,
 }
 
 /// When to look again.
@@ -148,7 +153,9 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         mounted: None,
         end: None,
         network_reported: false,
+        fresh: None,
     };
+    worker.fresh = (worker.previous.phase.as_deref() != Some("Running")).then(Instant::now);
     loop {
         let want = desired.borrow_and_update().clone();
         worker.pod = want.pod.clone();
@@ -158,12 +165,14 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         records.borrow_and_update();
         verdicts.borrow_and_update();
         let mut watcher = desired.clone();
+        let began = Instant::now();
         let next = tokio::select! {
             () = stop.cancelled() => return Outcome::AgentStops,
             // Work that only makes the pod run is dropped when the pod has to end.
             _ = watcher.wait_for(Desired::ends) => continue,
             next = worker.sync() => next,
         };
+        worker.node.metrics.pass("sync", began.elapsed());
         let Next::At(at) = next else { break };
         // What the pass itself has read back is no news; anything newer is.
         if !Arc::ptr_eq(&records.borrow_and_update(), &worker.seen) {
@@ -180,7 +189,11 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
             () = tokio::time::sleep(clock::until(at)) => {}
         }
     }
-    worker.end(&mut desired, &stop).await
+    let began = Instant::now();
+    let metrics = worker.node.metrics.clone();
+    let outcome = worker.end(&mut desired, &stop).await;
+    metrics.pass("terminate", began.elapsed());
+    outcome
 }
 
 /// What the last status tells about waiting containers, so that a restart of the agent neither hides a reason nor
@@ -226,6 +239,11 @@ impl Worker {
         };
         let status = pod_status(&self.pod, &facts);
         let phase = status.phase.as_deref().and_then(Phase::parse).unwrap_or(Phase::Pending);
+        if phase == Phase::Running
+            && let Some(since) = self.fresh.take()
+        {
+            self.node.metrics.pod_started(since.elapsed());
+        }
         if status != self.previous {
             self.node.statuses.set(&self.pod, status.clone());
             self.previous = status;

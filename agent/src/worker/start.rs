@@ -44,6 +44,7 @@ impl Worker {
             match self.node.runtime.run_sandbox(Box::new(config), handler.clone()).await {
                 Ok(id) => match self.node.runtime.sandbox_status(&id).await {
                     Ok(sandbox) => {
+                        self.node.metrics.sandbox_started();
                         info!(pod = %pod::display(&self.pod), sandbox = id, attempt, ips = ?sandbox.ips, "sandbox created");
                         return Some(sandbox);
                     }
@@ -130,6 +131,7 @@ impl Worker {
             .start_container(&id)
             .await
             .map_err(|e| self.fail(container, "RunContainerError", e.to_string()))?;
+        node.metrics.container_started(start.role);
         node.recorder.container(&pod, container, "Normal", "Started", "Container started");
         info!(pod = %pod::display(&pod), container = container.name, id, restart = start.restart_count, "container started");
         self.link_log(container, &id, start.restart_count);

@@ -1,7 +1,6 @@
 //! Workers against the runtime's model.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
@@ -29,9 +28,10 @@ fn bench() -> Bench {
     let path = |name: &str| dir.path().join(name);
     let node = Arc::new(NodeContext {
         images: Images::new(runtime.clone(), recorder.clone(), Some(1)),
-        pleg: Pleg::new(runtime.clone()),
+        pleg: Pleg::new(runtime.clone(), Metrics::default()),
         runtime,
         recorder,
+        metrics: Metrics::default(),
         statuses: Arc::default(),
         materials: Arc::new(Bare),
         cgroups: Cgroups::new(Layout::Unified(path("cgroup")), "", CgroupDriver::Cgroupfs, false),
@@ -213,7 +213,7 @@ async fn a_reserved_name_raises_the_attempt() {
     r.stop.cancel();
     r.task.await.unwrap();
     // A cache that has forgotten the sandbox stands for a runtime whose listing lags behind.
-    let fresh = Pleg::new(b.fake.clone());
+    let fresh = Pleg::new(b.fake.clone(), Metrics::default());
     assert!(fresh.get("u1").is_none());
     b.fake.lose_sandboxes();
     let again = b.start(simple());
