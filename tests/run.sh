@@ -1,7 +1,7 @@
 # The stages of `./dev test`; sourced by it. Each stage is counted as one, and the tests inside by their own summaries.
 # shellcheck shell=sh
 
-STAGES="fmt clippy unit lab node network cluster restart bad-input"
+STAGES="fmt clippy unit lab node nodes network cluster restart bad-input"
 
 # Runs one stage and keeps its output for the count of tests.
 stage() {
@@ -40,6 +40,7 @@ run_suite() {
 }
 run_lab() { run_suite lab; }
 run_node() { run_suite node; }
+run_nodes() { run_suite nodes; }
 run_network() { run_suite network; }
 run_cluster() { run_suite cluster; }
 run_restart() { run_suite restart; }

@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use cluster::kubectl::Kubectl;
 use cluster::store::Places;
-use cluster::{LabError, down, plan, status, store, up};
+use cluster::{LabError, down, plan, power, status, store, up};
 use machine::control::{self, Request};
 
 /// Name of the lab when none is given.
@@ -93,6 +93,22 @@ enum Order {
         #[arg(short, long, default_value_t = libc::SIGKILL)]
         signal: i32,
     },
+    /// Add nodes to the cluster, which keeps running.
+    AddNode {
+        /// How many.
+        #[arg(long, default_value_t = 1)]
+        count: u8,
+    },
+    /// Cut the power of a machine: everything in it dies at once, its disk stays.
+    Stop {
+        /// The machine.
+        machine: String,
+    },
+    /// Boot a machine that was stopped or has died.
+    Start {
+        /// The machine.
+        machine: String,
+    },
     /// Take programs that were built since `up` and restart the services that run them.
     Reload,
     #[command(hide = true)]
@@ -126,6 +142,9 @@ struct SpecFile {
     #[arg(long)]
     spec: PathBuf,
 }
+    /// One more flag of the control plane, `--name=value`; may be repeated. Only when the lab is made.
+    #[arg(long, allow_hyphen_values = true)]
+    control_plane_arg: Vec<String>,
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Output {
@@ -165,7 +184,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
     let name = cli.name.as_str();
     match cli.command {
         Order::Up(wish) => {
-            let wish = up::Wish { nodes: wish.nodes, no_sample: wish.no_sample, without: wish.without };
+            let wish = up::Wish {
+                nodes: wish.nodes,
+                no_sample: wish.no_sample,
+                without: wish.without,
+                control_plane_args: wish.control_plane_arg,
+            };
             up::run(&places, name, &wish)?;
         }
         Order::Down => {
@@ -216,6 +240,24 @@ fn places(cli: &Cli) -> Result<Places> {
     let own = std::env::current_exe().context("cannot tell where this program is")?;
     let beside = own.parent().unwrap_or(Path::new("/")).to_path_buf();
     let target = beside.parent().unwrap_or(Path::new("/")).to_path_buf();
+        Order::AddNode { count } => {
+            let plan = status::existing(&places, name)?;
+            let wish = up::Wish {
+                nodes: Some(plan.nodes.saturating_add(count)),
+                no_sample: true,
+                without: Vec::new(),
+                control_plane_args: Vec::new(),
+            };
+            up::run(&places, name, &wish)?;
+        }
+        Order::Stop { machine } => {
+            power::off(&places, name, &machine)?;
+            println!("{machine} is off");
+        }
+        Order::Start { machine } => {
+            power::on(&places, name, &machine)?;
+            println!("{machine} runs");
+        }
     let labs = match &cli.root {
         Some(root) => std::path::absolute(root).context("cannot tell where --root is")?,
         None => target.join("lab"),

@@ -128,7 +128,14 @@ mod tests {
 
     #[test]
     fn the_agents_pods_stay_in_the_labs_cgroup() {
-        let plan = Plan { name: "x".to_owned(), number: 3, folder: "/f".into(), images: "/i".into(), nodes: 1 };
+        let plan = Plan {
+            name: "x".to_owned(),
+            number: 3,
+            folder: "/f".into(),
+            images: "/i".into(),
+            nodes: 1,
+            control_plane_args: Vec::new(),
+        };
         let text = node(&plan, 1);
         assert!(text.contains("cgroupRoot: /keelson-x-3/node-1\n"), "{text}");
         assert!(text.contains("nodeIP: 10.89.3.11\n"), "{text}");

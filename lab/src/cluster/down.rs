@@ -17,7 +17,7 @@ use crate::{cgroup, fsx, machine};
 /// How long a machine may take to end its services.
 const MACHINE_LIMIT: Duration = Duration::from_secs(15);
 /// How long a killed PID 1 may take to be gone: the kernel first ends everything below it.
-const KILL_LIMIT: Duration = Duration::from_secs(20);
+pub const KILL_LIMIT: Duration = Duration::from_secs(20);
 
 /// Removes the lab `name`. False when there was none.
 pub fn run(places: &Places, name: &str) -> Result<bool, LabError> {
@@ -40,8 +40,14 @@ pub fn run(places: &Places, name: &str) -> Result<bool, LabError> {
         stop_machines(&status::plan(places, name, record), &mut problems);
     }
     if let Some(number) = number {
-        let plan =
-            Plan { name: name.to_owned(), number, folder: folder.clone(), images: places.images.clone(), nodes: 0 };
+        let plan = Plan {
+            name: name.to_owned(),
+            number,
+            folder: folder.clone(),
+            images: places.images.clone(),
+            nodes: 0,
+            control_plane_args: Vec::new(),
+        };
         note(&mut problems, cgroup::remove(&plan.group()).map_err(LabError::from));
         note(&mut problems, fabric::remove(number, &owner));
     }

@@ -1,7 +1,7 @@
 //! The lab's network: the host's link, the switch, and a link for each machine.
 //!
-//! The switch is a namespace with a bridge and nothing else. It is the gateway of all machines and routes between pods
-//! of different nodes, as the network around a cluster does; it has no way out of the lab.
+//! The switch is a namespace with a bridge and nothing else. It is the gateway of all machines and has no way out of the
+//! lab. It knows nothing of pods: as in any network around a cluster, only the nodes' own routes lead to them.
 
 use ipnet::Ipv4Net;
 
@@ -87,7 +87,7 @@ pub fn join_host(plan: &Plan, owner: &str, switch: Process) -> Result<(), LabErr
     Ok(())
 }
 
-/// The switch routes; and it must not tell machines of shorter ways, because pods' addresses would be taken for theirs.
+/// The switch routes, as a gateway does; and it must not tell machines of shorter ways.
 fn settings(switch: Process) -> Result<(), NetError> {
     within(Some(switch), |_| async move {
         for (key, value) in [("ip_forward", "1"), ("conf/all/send_redirects", "0"), ("conf/br0/send_redirects", "0")] {
@@ -100,9 +100,20 @@ fn settings(switch: Process) -> Result<(), NetError> {
     })
 }
 
+/// A machine's link on the side of the switch.
+fn port(address: std::net::Ipv4Addr) -> String {
+    format!("port{}", address.octets()[3])
+}
+
+/// Takes the link of a machine away, both ends. The kernel would do it by itself, but only some time after the last
+/// process has left the machine's namespace.
+pub fn unplug(switch: Process, address: std::net::Ipv4Addr) -> Result<(), LabError> {
+    Ok(within(Some(switch), |net| async move { net.remove(&port(address)).await })?)
+}
+
 /// Gives a machine its link to the switch, its address and its default route.
 pub fn join(plan: &Plan, switch: Process, machine: Process, address: std::net::Ipv4Addr) -> Result<(), LabError> {
-    let port = format!("port{}", address.octets()[3]);
+    let port = port(address);
     let namespace = Namespace::of(machine)?;
     within(Some(switch), |net| async move {
         if net.find(&port).await?.is_none() {
@@ -117,11 +128,6 @@ pub fn join(plan: &Plan, switch: Process, machine: Process, address: std::net::I
         net.route(Ipv4Net::default(), plan.gateway()).await
     })?;
     Ok(())
-}
-
-/// Tells the switch where a node's pods are.
-pub fn route_pods(switch: Process, pods: Ipv4Net, node: std::net::Ipv4Addr) -> Result<(), LabError> {
-    Ok(within(Some(switch), |net| async move { net.route(pods, node).await })?)
 }
 
 /// Removes the host's link, unless it is another's.

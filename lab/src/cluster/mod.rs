@@ -6,6 +6,7 @@ pub mod fabric;
 pub mod kubectl;
 pub mod node;
 pub mod plan;
+pub mod power;
 pub mod status;
 pub mod store;
 pub mod up;
@@ -61,6 +62,20 @@ pub enum LabError {
         /// What there is.
         known: String,
     },
+    /// The lab's network has no life of its own.
+    #[error("`{0}` is the lab's network and cannot be switched off alone: `./dev down` ends all of it")]
+    Switch(String),
+    /// A machine that was killed is still there.
+    #[error("process {pid} of {machine} does not end; what keeps it shows `cat /proc/{pid}/stack`")]
+    Undead {
+        /// The machine.
+        machine: String,
+        /// Its PID 1 on the host.
+        pid: i32,
+    },
+    /// The lab's network does not run.
+    #[error("the network of the lab `{0}` does not run: `./dev up` repairs it")]
+    NoSwitch(String),
     /// The name cannot be a lab's.
     #[error("a lab cannot be called {0:?}: lower-case letters, digits and `-`, at most 40")]
     Name(String),

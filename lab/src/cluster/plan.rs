@@ -32,7 +32,7 @@ pub const MAX_NODES: u8 = 200;
 /// Programs that every machine finds in `/opt/keelson/bin`.
 pub const PROGRAMS: &[&str] = &["lab", "control-plane", "agent", "dataplane", "keelson-cni"];
 /// Names under which containerd and the agent call the CNI program.
-const CNI_NAMES: &[&str] = &["loopback", "bridge", "host-local"];
+const CNI_NAMES: &[&str] = &["loopback", "bridge", "host-local", "portmap"];
 
 /// One lab.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub struct Plan {
     pub nodes: u8,
 }
 
+    /// Flags of the control plane beside those that every lab has.
+    pub control_plane_args: Vec<String>,
 impl Plan {
     /// The lab's network.
     pub fn network(&self) -> Ipv4Net {
@@ -178,6 +180,7 @@ impl Plan {
         service(CONTROL_PLANE, command)
     }
 }
+        command.extend(self.control_plane_args.iter().cloned());
 
 /// The network of lab `number`.
 pub fn network(number: u8) -> Ipv4Net {
@@ -259,6 +262,7 @@ mod tests {
     }
 
     #[test]
+            control_plane_args: Vec::new(),
     fn addresses_follow_the_number() {
         let plan = plan();
         assert_eq!(plan.server(), "https://10.89.7.2:6443");

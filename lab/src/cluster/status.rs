@@ -63,6 +63,7 @@ pub fn plan(places: &Places, name: &str, record: &Record) -> Plan {
         folder: places.lab(name),
         images: places.images.clone(),
         nodes: record.nodes,
+        control_plane_args: record.control_plane_args.clone(),
     }
 }
 

@@ -32,6 +32,9 @@ pub struct Record {
     pub phase: Phase,
     /// What `up` was doing last, for the message after it was killed.
     pub step: String,
+    /// Flags of the control plane beside those that every lab has.
+    #[serde(default)]
+    pub control_plane_args: Vec<String>,
 }
 
 /// Where the labs are and what they are made from.

@@ -41,6 +41,8 @@ pub struct Wish {
     pub without: Vec<String>,
 }
 
+    /// Flags of the control plane beside the usual ones; an existing lab keeps those it was made with.
+    pub control_plane_args: Vec<String>,
 /// Makes the lab `name`, or finds that it is there.
 pub fn run(places: &Places, name: &str, wish: &Wish) -> Result<(), LabError> {
     let begun = Instant::now();
@@ -73,7 +75,7 @@ pub fn run(places: &Places, name: &str, wish: &Wish) -> Result<(), LabError> {
     if let Some(kubectl) = &kubectl
         && wish.has("agent")
     {
-        nodes_ready(&plan, kubectl, switch, &mut steps)?;
+        nodes_ready(&plan, kubectl, &mut steps)?;
         if !wish.no_sample {
             sample(&plan, kubectl, &mut steps)?;
         }
@@ -127,8 +129,13 @@ fn prepare(places: &Places, name: &str, wish: &Wish) -> Result<Record, LabError>
     }
     fsx::create_dir(&folder)?;
     let number = fabric::reserve(&owner)?;
-    let record =
-        Record { number, nodes: wish.nodes.unwrap_or(1), phase: Phase::Starting, step: "beginning".to_owned() };
+    let record = Record {
+        number,
+        nodes: wish.nodes.unwrap_or(1),
+        phase: Phase::Starting,
+        step: "beginning".to_owned(),
+        control_plane_args: wish.control_plane_args.clone(),
+    };
     store::save(&folder, &record)?;
     Ok(record)
 }
@@ -205,7 +212,7 @@ fn install_programs(places: &Places, plan: &Plan, wish: &Wish) -> Result<(), Lab
 }
 
 /// Starts a machine unless it runs; gives its PID 1.
-fn ensure_machine(plan: &Plan, name: &str) -> Result<Process, LabError> {
+pub fn ensure_machine(plan: &Plan, name: &str) -> Result<Process, LabError> {
     let folder = plan.machine_folder(name);
     if let Some(process) = machine::running(&folder) {
         return Ok(process);
@@ -243,7 +250,8 @@ fn network(plan: &Plan, steps: &mut Steps) -> Result<Process, LabError> {
     Ok(switch)
 }
 
-fn joined_machine(plan: &Plan, name: &str, switch: Process, address: Ipv4Addr) -> Result<(), LabError> {
+/// A running machine with its link to the switch.
+pub fn joined_machine(plan: &Plan, name: &str, switch: Process, address: Ipv4Addr) -> Result<(), LabError> {
     let process = ensure_machine(plan, name)?;
     fabric::join(plan, switch, process, address)
 }
@@ -305,7 +313,7 @@ fn bring_node(
     Ok(())
 }
 
-fn nodes_ready(plan: &Plan, kubectl: &Kubectl, switch: Process, steps: &mut Steps) -> Result<(), LabError> {
+fn nodes_ready(plan: &Plan, kubectl: &Kubectl, steps: &mut Steps) -> Result<(), LabError> {
     steps.next("nodes")?;
     let mut watch = vec![(CONTROL_PLANE.to_owned(), CONTROL_PLANE.to_owned())];
     for name in plan.node_names() {
@@ -319,13 +327,6 @@ fn nodes_ready(plan: &Plan, kubectl: &Kubectl, switch: Process, steps: &mut Step
         let ready = nodes.iter().filter(|node| node_is_ready(node)).count();
         (ready >= usize::from(plan.nodes)).then_some(())
     })?;
-    for index in 1..=plan.nodes {
-        let node = kubectl.json(&["get", "node", &plan::node_name(index)])?;
-        let pods = node.pointer("/spec/podCIDR").and_then(serde_json::Value::as_str);
-        if let Some(pods) = pods.and_then(|text| text.parse().ok()) {
-            fabric::route_pods(switch, pods, plan.node(index))?;
-        }
-    }
     steps.done(&format!("{} Ready", plan.nodes));
     Ok(())
 }
