@@ -204,8 +204,9 @@ pub async fn run(
     info!(node = name, version = node::status::KUBELET_VERSION, "agent starts");
     let metrics = Metrics::default();
     metrics.register(&endpoints, &name);
-    let runtime: Arc<dyn Runtime> =
-        Arc::new(CriRuntime::new(&config.kubelet.container_runtime_endpoint, metrics.clone()));
+    let cri = CriRuntime::new(&config.kubelet.container_runtime_endpoint, metrics.clone());
+    let starting = cri.starting();
+    let runtime: Arc<dyn Runtime> = Arc::new(cri);
     let Some(version) = runtime_version(runtime.as_ref(), &stop).await else { return Ok(()) };
     info!(runtime = version.name, version = version.version, "container runtime answers");
     let pleg = Pleg::new(runtime.clone(), metrics.clone());
@@ -265,7 +266,8 @@ pub async fn run(
     let ready_rx = readiness.subscribe();
     tasks.spawn(
         "runtime-health",
-        node::watch_health(runtime.clone(), readiness, network_state, poke.clone(), stop.clone()),
+    let trouble = watch::Sender::new(None);
+        node::watch_health(runtime.clone(), readiness, network_state, trouble.subscribe(), poke.clone(), stop.clone()),
     );
 
     let file_feed = start_file_source(&config, &name, &tasks, &stop);
@@ -280,7 +282,19 @@ pub async fn run(
     health_checks(&endpoints, &manager, &pleg, &stop);
     let ranges = watch::Sender::new(own_ranges(&config));
     if config.node.network.mode == NetworkMode::Managed {
-        tasks.spawn("network", manage_network(config.clone(), ranges.subscribe(), poke, stop.clone()));
+        let managed = network::Managed {
+            config: config.clone(),
+            name: name.clone(),
+            client: client.clone(),
+            addresses: addresses.iter().filter_map(|a| a.parse().ok()).collect(),
+            ranges: ranges.subscribe(),
+            trouble,
+            poke,
+            readiness: ready_rx.clone(),
+            starting,
+            recorder: recorder.clone(),
+        };
+        tasks.spawn("network", managed.run(stop.clone()));
     }
     let object = watch::Sender::new(None);
     let handles = Handles {
@@ -388,38 +402,8 @@ fn health_checks(endpoints: &Endpoints, manager: &Manager, pleg: &Arc<Pleg>, sto
     });
 }
 
-/// Ranges of a node without an API server.
-fn own_ranges(config: &Config) -> Vec<ipnet::IpNet> {
-    if config.node.kubeconfig.is_some() {
-        return Vec::new();
-    }
-    config.kubelet.pod_cidr.iter().flat_map(|list| list.split(',')).filter_map(|c| c.parse().ok()).collect()
-}
-
-async fn manage_network(
-    config: Arc<Config>,
-    mut ranges: watch::Receiver<Vec<ipnet::IpNet>>,
-    poke: Arc<Notify>,
-    stop: CancellationToken,
-) {
-    loop {
-        let now = ranges.borrow_and_update().clone();
-        let mut failed = false;
-        if !now.is_empty() {
-            network::enable_forwarding(&now);
-            match network::write(&config.node.network, &now) {
-                Ok(true) => poke.notify_one(),
-                Ok(false) => {}
-                Err(error) => {
-                    warn!("{error}");
-                    failed = true;
-                }
-            }
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            changed = ranges.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(RUNTIME_RETRY_MAX), if failed => {}
-        }
-    }
+/// Ranges of a node without an API server; with one it is asked.
+fn own_ranges(config: &Config) -> Option<Vec<ipnet::IpNet>> {
+    let list = config.kubelet.pod_cidr.iter().flat_map(|list| list.split(','));
+    config.node.kubeconfig.is_none().then(|| list.filter_map(|c| c.parse().ok()).collect())
 }

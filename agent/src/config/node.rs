@@ -12,6 +12,8 @@ use serde::Deserialize;
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
 /// CNI configuration folder, the one containerd reads by default.
 const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
+/// Folder of CNI plugins, the one containerd uses by default.
+const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
 /// Bridge of the managed network.
 const DEFAULT_BRIDGE: &str = "cni0";
 /// Longest name of a network interface (`IFNAMSIZ` less the final zero).
@@ -85,9 +87,11 @@ pub struct NetworkConfig {
     pub mode: NetworkMode,
     /// Folder of CNI configurations.
     pub conf_dir: PathBuf,
+    /// Folder of CNI plugins; must be the runtime's.
+    pub bin_dir: PathBuf,
     /// Bridge name.
     pub bridge: String,
-    /// MTU of pod interfaces; the kernel's default when missing.
+    /// MTU of pod interfaces; that of the link with the node's address when missing.
     pub mtu: Option<u32>,
 }
 
@@ -96,6 +100,7 @@ impl Default for NetworkConfig {
         Self {
             mode: NetworkMode::default(),
             conf_dir: DEFAULT_CONF_DIR.into(),
+            bin_dir: DEFAULT_BIN_DIR.into(),
             bridge: DEFAULT_BRIDGE.into(),
             mtu: None,
         }

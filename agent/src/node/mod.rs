@@ -40,17 +40,22 @@ pub async fn ask(runtime: &dyn Runtime, before: &Readiness) -> Readiness {
     }
 }
 
-/// Asks the runtime how it is until `stop`; publishes changes only.
+/// Asks the runtime how it is until `stop`; publishes changes only. `trouble` is what the managed network complains of.
 pub async fn watch_health(
     runtime: Arc<dyn Runtime>,
     readiness: watch::Sender<Readiness>,
     network: watch::Sender<Option<String>>,
+    trouble: watch::Receiver<Option<String>>,
     poke: Arc<tokio::sync::Notify>,
     stop: CancellationToken,
 ) {
     loop {
         let before = readiness.borrow().clone();
-        let now = ask(runtime.as_ref(), &before).await;
+        let mut now = ask(runtime.as_ref(), &before).await;
+        // What the managed network knows goes before what the runtime believes of its configuration.
+        if let Some(why) = trouble.borrow().clone() {
+            now.network = Some(why);
+        }
         let fine = now == Readiness::default();
         network.send_if_modified(|old| {
             let changed = *old != now.network;

@@ -18,6 +18,7 @@ use super::status::{self, Inputs};
 use super::{Readiness, lease};
 use crate::clock;
 use crate::config::Config;
+use crate::network::routes::pod_ranges;
 use crate::pleg::{Pleg, UNHEALTHY_AFTER};
 use crate::runtime::{ImageRecord, Runtime, RuntimeVersion};
 use crate::source::api::brief;
@@ -52,8 +53,8 @@ pub struct Reporter {
     pub readiness: watch::Receiver<Readiness>,
     /// The node's UID once registered.
     pub uid: watch::Sender<Option<String>>,
-    /// The node's pod ranges once known.
-    pub ranges: watch::Sender<Vec<ipnet::IpNet>>,
+    /// The node's pod ranges, `None` until the API server has told.
+    pub ranges: watch::Sender<Option<Vec<ipnet::IpNet>>>,
     /// The node object, for others in this process.
     pub object: watch::Sender<Option<Arc<Node>>>,
 }
@@ -89,15 +90,10 @@ impl Reporter {
             old.clone_from(&node.metadata.uid);
             changed
         });
-        let spec = node.spec.as_ref();
-        let texts =
-            spec.and_then(|s| s.pod_cidrs.clone()).or_else(|| spec.and_then(|s| s.pod_cidr.clone()).map(|c| vec![c]));
-        let ranges: Vec<ipnet::IpNet> = texts.unwrap_or_default().iter().filter_map(|t| t.parse().ok()).collect();
+        let ranges = Some(pod_ranges(node));
         self.ranges.send_if_modified(|old| {
-            let changed = !ranges.is_empty() && *old != ranges;
-            if changed {
-                old.clone_from(&ranges);
-            }
+            let changed = *old != ranges;
+            old.clone_from(&ranges);
             changed
         });
         let mut slim = node.clone();
@@ -106,6 +102,10 @@ impl Reporter {
             status.images = None;
         }
         self.object.send_replace(Some(Arc::new(slim)));
+    }
+
+    fn without_range(&self) -> bool {
+        self.ranges.borrow().as_ref().is_none_or(Vec::is_empty)
     }
 
     async fn register(&self, api: &Api<Node>) -> Result<Node, String> {
@@ -196,12 +196,12 @@ impl Reporter {
                     }
                 }
             } else if managed
-                && self.ranges.borrow().is_empty()
+                && self.without_range()
                 && let Ok(Ok(node)) = tokio::time::timeout(REQUEST_DEADLINE, api.get(&self.name)).await
             {
                 self.take(&node);
             }
-            let pause = if managed && self.ranges.borrow().is_empty() { RANGE_PAUSE } else { update };
+            let pause = if managed && self.without_range() { RANGE_PAUSE } else { update };
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = self.readiness.changed() => {}

@@ -18,6 +18,7 @@ use tonic::{Code, Response, Status};
 
 use crate::metrics::Metrics;
 
+use crate::network::starting::Starting;
 use super::identity::{
     CONTAINER_HASH, CONTAINER_NAME, CONTAINER_RESTART_COUNT, POD_NAME, POD_NAMESPACE, POD_UID,
     TERMINATION_MESSAGE_PATH, TERMINATION_MESSAGE_POLICY,
@@ -76,6 +77,7 @@ impl CriRuntime {
             metrics,
             runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
+            starting: Arc::default(),
                 .max_encoding_message_size(MAX_MESSAGE),
             images: ImageServiceClient::new(channel)
                 .max_decoding_message_size(MAX_MESSAGE)
@@ -85,6 +87,12 @@ impl CriRuntime {
 
     /// Gives a call its deadline; boxed, because a request's future is tens of kilobytes.
     fn call<'a, T: Send + 'a>(
+    /// Sandboxes that are being made.
+    #[must_use]
+    pub fn starting(&self) -> Arc<Starting> {
+        self.starting.clone()
+    }
+
         &'a self,
         call: &'static str,
         limit: Duration,
@@ -344,6 +352,7 @@ impl Runtime for CriRuntime {
         async move {
             let request = api::RunPodSandboxRequest { config: Some(*config), runtime_handler: handler };
             let answer = self
+            let _held = self.starting.sandbox().await;
                 .call("RunPodSandbox", SANDBOX_DEADLINE, {
                     let mut client = self.runtime.clone();
                     async move { client.run_pod_sandbox(request).await }

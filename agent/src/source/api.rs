@@ -35,7 +35,9 @@ pub fn brief(error: &kube::Error) -> String {
     }
 }
 
-fn brief_watch(error: &watcher::Error) -> String {
+/// An error of a watch in one line.
+#[must_use]
+pub fn brief_watch(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(e) | watcher::Error::WatchStartFailed(e) | watcher::Error::WatchFailed(e) => {
             brief(e)

@@ -1,27 +1,22 @@
-//! The managed pod network: the CNI configuration and the kernel settings that routed pods need.
+//! The CNI configuration of the managed network: a bridge with addresses from the node's pod ranges, and host ports.
 //!
 //! The file is written whole and renamed into place; files of others in the folder are never read or changed.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::config::node::NetworkConfig;
 
 /// Name of the file: early in the order, so that it wins over examples that packages leave.
 const FILE: &str = "10-keelson.conflist";
+/// The network's name: addresses and results on disk go by it.
+pub const NETWORK: &str = "keelson";
 /// Version every runtime in use understands.
 const CNI_VERSION: &str = "1.0.0";
-/// Kernel settings: path below /proc/sys, whether pods work without it, what it is for.
-const SYSCTLS: [(&str, &str); 3] = [
-    ("net/ipv4/ip_forward", "without it pods reach nobody outside their node"),
-    ("net/bridge/bridge-nf-call-iptables", "without it Services do not work between pods of one node"),
-    ("net/ipv6/conf/all/forwarding", "without it IPv6 pods reach nobody outside their node"),
-];
-
 /// The network cannot be set up. Retryable.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the CNI configuration {}: {source}", path.display())]
@@ -32,9 +27,9 @@ pub struct NetworkError {
     pub source: io::Error,
 }
 
-/// The configuration for these pod ranges.
+/// The configuration for these pod ranges; without an MTU pods get the kernel's default.
 #[must_use]
-pub fn conflist(config: &NetworkConfig, ranges: &[IpNet]) -> Value {
+pub fn conflist(config: &NetworkConfig, mtu: Option<u32>, ranges: &[IpNet]) -> Value {
     let subnets: Vec<Value> = ranges.iter().map(|r| json!([{"subnet": r.to_string()}])).collect();
     let routes: Vec<Value> =
         ranges.iter().map(|r| json!({"dst": if matches!(r, IpNet::V4(_)) { "0.0.0.0/0" } else { "::/0" }})).collect();
@@ -43,22 +38,25 @@ pub fn conflist(config: &NetworkConfig, ranges: &[IpNet]) -> Value {
         "bridge": config.bridge,
         "isGateway": true,
         "hairpinMode": true,
+        // After the node was given other ranges the bridge must not keep the old gateway's address.
+        "forceAddress": true,
         "ipam": {"type": "host-local", "ranges": subnets, "routes": routes},
     });
-    if let (Some(mtu), Some(map)) = (config.mtu, bridge.as_object_mut()) {
+    if let (Some(mtu), Some(map)) = (mtu, bridge.as_object_mut()) {
         map.insert("mtu".into(), json!(mtu));
     }
-    json!({"cniVersion": CNI_VERSION, "name": "keelson", "plugins": [bridge]})
+    let ports = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    json!({"cniVersion": CNI_VERSION, "name": NETWORK, "plugins": [bridge, ports]})
 }
 
 /// Writes the configuration; true when it has changed.
 ///
 /// # Errors
 /// When the folder or file cannot be written.
-pub fn write(config: &NetworkConfig, ranges: &[IpNet]) -> Result<bool, NetworkError> {
+pub fn write(config: &NetworkConfig, mtu: Option<u32>, ranges: &[IpNet]) -> Result<bool, NetworkError> {
     let path = config.conf_dir.join(FILE);
     let fail = |source| NetworkError { path: path.clone(), source };
-    let text = format!("{:#}\n", conflist(config, ranges));
+    let text = format!("{:#}\n", conflist(config, mtu, ranges));
     if std::fs::read_to_string(&path).is_ok_and(|now| now == text) {
         return Ok(false);
     }
@@ -71,25 +69,6 @@ pub fn write(config: &NetworkConfig, ranges: &[IpNet]) -> Result<bool, NetworkEr
     Ok(true)
 }
 
-/// Turns on what the kernel must do for pods; says clearly what is missing.
-pub fn enable_forwarding(ranges: &[IpNet]) {
-    let v6 = ranges.iter().any(|r| matches!(r, IpNet::V6(_)));
-    for (name, why) in SYSCTLS {
-        let path = Path::new("/proc/sys").join(name);
-        if (name.contains("ipv6") && !v6) || std::fs::read_to_string(&path).is_ok_and(|v| v.trim() == "1") {
-            continue;
-        }
-        if name.contains("bridge-nf") && !path.exists() {
-            // No br_netfilter: the kernel has it built in per namespace or not at all.
-            warn!("{} is missing (load br_netfilter); {why}", path.display());
-            continue;
-        }
-        if let Err(error) = std::fs::write(&path, "1") {
-            warn!("cannot set {} to 1 ({error}); {why}", path.display());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,12 +78,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = NetworkConfig { conf_dir: dir.path().join("net.d"), ..NetworkConfig::default() };
         let ranges = ["10.244.1.0/24".parse().unwrap()];
-        assert!(write(&config, &ranges).unwrap());
-        assert!(!write(&config, &ranges).unwrap());
+        assert!(write(&config, None, &ranges).unwrap());
+        assert!(!write(&config, None, &ranges).unwrap());
         let text = std::fs::read_to_string(dir.path().join("net.d").join(FILE)).unwrap();
         let v: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(v["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.244.1.0/24");
         assert_eq!(v["plugins"][0]["ipam"]["routes"][0]["dst"], "0.0.0.0/0");
         assert_eq!(v["plugins"][0]["hairpinMode"], true);
+        assert_eq!(v["plugins"][0]["mtu"], Value::Null);
+        assert_eq!(v["plugins"][1]["type"], "portmap");
+        assert_eq!(v["plugins"][1]["capabilities"]["portMappings"], true);
     }
 }
