@@ -8,21 +8,30 @@
 //!
 //! Upstream counterparts: `kube-controller-manager` and `kube-scheduler`.
 
+mod adopt;
+mod claim;
 mod config;
+mod daemonset;
 mod deployment;
 mod endpoints;
 mod engine;
 mod gc;
+mod job;
 mod meta;
 mod namespace_defaults;
 mod namespaces;
 mod node_ipam;
 mod node_lifecycle;
+mod pod_control;
 mod pod_gc;
 mod pods;
 mod replicaset;
+mod revisions;
 mod run;
 mod scheduler;
+mod statefulset;
+mod template;
+mod ttl_after_finished;
 
 pub use config::{Config, ConfigError, RunError};
 

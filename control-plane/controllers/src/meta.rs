@@ -2,6 +2,7 @@
 //! controllers need.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, OwnerReference};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -72,6 +73,21 @@ pub fn annotation<'a, K: Resource>(object: &'a K, key: &str) -> Option<&'a str> 
 pub fn workload_selector(selector: &LabelSelector) -> Option<Selector> {
     let selector = Selector::try_from(selector.clone()).ok()?;
     (!selector.selects_all()).then_some(selector)
+}
+
+/// A number of seconds of the API; none and negative ones are zero.
+pub fn seconds(number: Option<i32>) -> Duration {
+    Duration::from_secs(u64::try_from(number.unwrap_or(0)).unwrap_or(0))
+}
+
+/// A count as the API writes it.
+pub fn number(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+/// A count that is left out when it is zero.
+pub fn nonzero(count: i32) -> Option<i32> {
+    (count != 0).then_some(count)
 }
 
 /// How a percentage becomes a number of replicas.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::ReplicationController;
 use kube::Client;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -10,17 +12,21 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::config::{Config, RunError};
+use crate::daemonset::shell::DaemonSets;
 use crate::deployment::shell::Deployments;
 use crate::endpoints::shell::{LegacyEndpoints, Slices};
 use crate::engine::{Caches, Events, Queue, Reconcile, queue};
 use crate::gc::shell::{Collector, Worker};
+use crate::job::shell::Jobs;
 use crate::namespace_defaults::{DefaultAccounts, RootCa};
 use crate::namespaces::Namespaces;
 use crate::node_ipam::NodeIpam;
 use crate::node_lifecycle::shell::{NodeHealth, TaintEviction};
 use crate::pod_gc::PodGc;
-use crate::replicaset::shell::ReplicaSets;
+use crate::replicaset::shell::Replicas;
 use crate::scheduler::shell::Scheduler;
+use crate::statefulset::shell::StatefulSets;
+use crate::ttl_after_finished::TtlAfterFinished;
 
 /// Keys that one controller works on at the same time (upstream's `--concurrent-…-syncs` are 5).
 const WORKERS: usize = 5;
@@ -98,8 +104,13 @@ macro_rules! add {
 }
 
 fn controllers(caches: &Arc<Caches>, events: &Events, config: &Config, starters: &mut Vec<Starter>) {
-    add!(starters, ReplicaSets::new(caches, events.clone()), WORKERS);
+    add!(starters, Replicas::<ReplicaSet>::new(caches, events.clone()), WORKERS);
+    add!(starters, Replicas::<ReplicationController>::new(caches, events.clone()), WORKERS);
     add!(starters, Deployments::new(caches, events.clone()), WORKERS);
+    add!(starters, DaemonSets::new(caches, events.clone()), WORKERS);
+    add!(starters, StatefulSets::new(caches, events.clone()), WORKERS);
+    add!(starters, Jobs::new(caches, events.clone()), WORKERS);
+    add!(starters, TtlAfterFinished::new(caches), WORKERS);
     add!(starters, Slices::new(caches, events.clone()), WORKERS);
     add!(starters, LegacyEndpoints::new(caches), WORKERS);
     add!(starters, Namespaces::new(caches), WORKERS);

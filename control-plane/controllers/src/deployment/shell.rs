@@ -13,15 +13,12 @@ use super::plan::{Input, Plan, plan};
 use super::sizes::is_recreate;
 use super::status::{PROGRESSING, condition, set};
 use super::template::{find_new, is_ours};
+use crate::adopt::{self, Marks, child_changed};
 use crate::engine::events::Level;
 use crate::engine::index::Change;
 use crate::engine::{Caches, Events, Key, Kind, Outcome, Queue, Reconcile, ReconcileError};
-use crate::meta::{
-    controller_of, controller_reference, controller_uid, is_deleting, labels, name_of, namespace_of, uid_of,
-    workload_selector,
-};
+use crate::meta::{controller_of, controller_uid, labels, name_of, namespace_of, uid_of, workload_selector};
 use crate::pods;
-use crate::replicaset::claim::claim;
 
 const COMPONENT: &str = "deployment-controller";
 
@@ -49,7 +46,9 @@ impl Deployments {
         let target = Arc::clone(queue);
         self.caches.deployments.on_change(move |change| target.add(Key::of(change.object().as_ref())));
         let (target, caches) = (Arc::clone(queue), Arc::clone(&self.caches));
-        self.caches.replica_sets.on_change(move |change| set_changed(&caches, &target, change));
+        self.caches.replica_sets.on_change(move |change| {
+            child_changed(&caches.deployments, |key| target.add(key), change, |d| workload_selector(&d.spec.selector));
+        });
         let (target, caches) = (Arc::clone(queue), Arc::clone(&self.caches));
         self.caches.pods.on_change(move |change| pod_changed(&caches, &target, change));
     }
@@ -59,30 +58,9 @@ impl Deployments {
         deployment: &Deployment,
         selector: &Selector,
     ) -> Result<Vec<ReplicaSet>, ReconcileError> {
-        let all = self.caches.replica_sets.in_namespace(namespace_of(deployment));
-        let claim = claim(uid_of(deployment), is_deleting(deployment), selector, all);
-        let mut owned: Vec<ReplicaSet> = claim.owned.iter().map(|s| s.as_ref().clone()).collect();
-        for lost in &claim.release {
-            let mut freed = lost.as_ref().clone();
-            if let Some(owners) = &mut freed.metadata.owner_references {
-                owners.retain(|owner| owner.uid != uid_of(deployment));
-            }
-            self.sets.update(lost, &freed).await?;
-        }
-        if claim.adopt.is_empty() {
-            return Ok(owned);
-        }
-        let live = self.deployments.get_live(&Key::of(deployment)).await?;
-        if live.is_none_or(|live| uid_of(&live) != uid_of(deployment) || is_deleting(&live)) {
-            return Ok(owned);
-        }
-        for orphan in claim.adopt {
-            let mut mine = orphan.as_ref().clone();
-            let owners = mine.metadata.owner_references.get_or_insert_default();
-            owners.push(controller_reference(deployment));
-            owned.extend(self.sets.update(&orphan, &mine).await?);
-        }
-        Ok(owned)
+        let matches = |set: &ReplicaSet| selector.matches(labels(set));
+        let owned = adopt::take(&self.deployments, &self.sets, deployment, matches, Marks::NONE).await?;
+        Ok(owned.iter().map(|set| set.as_ref().clone()).collect())
     }
 
     /// Some pod of a set other than the newest has not ended.
@@ -171,28 +149,6 @@ impl Reconcile for Deployments {
             Err(error) if error.is_not_found() => Ok(Outcome::Done),
             Err(error) => Err(error),
             Ok(()) => Ok(Outcome::after(after)),
-        }
-    }
-}
-
-fn set_changed(caches: &Caches, queue: &Queue<Key>, change: &Change<ReplicaSet>) {
-    let new = change.object().as_ref();
-    let mut owned = false;
-    for set in [change.old().map(AsRef::as_ref), Some(new)].into_iter().flatten() {
-        if let Some(owner) = controller_of(set) {
-            owned = true;
-            if owner.kind == "Deployment" {
-                queue.add(Key::new(namespace_of(set), owner.name.as_str()));
-            }
-        }
-    }
-    if owned || matches!(change, Change::Deleted(_)) {
-        return;
-    }
-    for deployment in caches.deployments.in_namespace(namespace_of(new)) {
-        let selector = workload_selector(&deployment.spec.selector);
-        if selector.is_some_and(|s| s.matches(labels(new))) {
-            queue.add(Key::of(deployment.as_ref()));
         }
     }
 }

@@ -7,9 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Endpoints, Namespace, Node, Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, ContainerState, ContainerStateTerminated, Endpoints, Namespace, Node, PersistentVolumeClaim,
+    Pod, ReplicationController, Service, ServiceAccount,
+};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
@@ -18,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use tracing::warn;
 
 use super::cache::{Cache, Cached};
+use crate::meta::controller_uid;
 
 /// The ConfigMap that each namespace gets; the only ConfigMaps that are kept.
 pub const ROOT_CA_CONFIG_MAP: &str = "kube-root-ca.crt";
@@ -26,7 +31,12 @@ const SLOW_LIST: Duration = Duration::from_secs(10);
 /// Where the leases of nodes live.
 pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Pod annotations that a controller reads.
-const POD_ANNOTATIONS: [&str; 1] = ["controller.kubernetes.io/pod-deletion-cost"];
+const POD_ANNOTATIONS: [&str; 4] = [
+    "controller.kubernetes.io/pod-deletion-cost",
+    "batch.kubernetes.io/job-completion-index",
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+];
 
 /// All caches. A kind is only watched if someone called [`Cache::want`] or [`Cache::on_change`] on it.
 pub struct Caches {
@@ -48,6 +58,20 @@ pub struct Caches {
     pub deployments: Arc<Cache<Deployment>>,
     /// Replica sets.
     pub replica_sets: Arc<Cache<ReplicaSet>>,
+    /// Replication controllers.
+    pub replication_controllers: Arc<Cache<ReplicationController>>,
+    /// Daemon sets.
+    pub daemon_sets: Arc<Cache<DaemonSet>>,
+    /// Stateful sets.
+    pub stateful_sets: Arc<Cache<StatefulSet>>,
+    /// The history of daemon sets and stateful sets.
+    pub revisions: Arc<Cache<ControllerRevision>>,
+    /// Claims of stateful sets' pods, their metadata only.
+    pub claims: Arc<Cache<PersistentVolumeClaim>>,
+    /// Jobs.
+    pub jobs: Arc<Cache<Job>>,
+    /// Cron jobs.
+    pub cron_jobs: Arc<Cache<CronJob>>,
     /// Service accounts.
     pub service_accounts: Arc<Cache<ServiceAccount>>,
     /// Only those named [`ROOT_CA_CONFIG_MAP`].
@@ -69,6 +93,13 @@ impl Caches {
             slices: Cache::new(strip_meta),
             deployments: Cache::new(strip_meta),
             replica_sets: Cache::new(strip_meta),
+            replication_controllers: Cache::new(strip_meta),
+            daemon_sets: Cache::new(strip_meta),
+            stateful_sets: Cache::new(strip_meta),
+            revisions: Cache::new(strip_meta),
+            claims: Cache::new(strip_claim),
+            jobs: Cache::new(strip_meta),
+            cron_jobs: Cache::new(strip_meta),
             service_accounts: Cache::new(strip_meta),
             root_ca_maps: Cache::new(strip_meta),
             node_leases: Cache::new(strip_meta),
@@ -89,6 +120,13 @@ impl Caches {
         watch(&self.slices, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.deployments, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.replica_sets, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.replication_controllers, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.daemon_sets, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.stateful_sets, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.revisions, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.claims, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.jobs, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.cron_jobs, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.service_accounts, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.root_ca_maps, Api::all(client.clone()), &root_ca, tracker, shutdown);
         watch(&self.node_leases, leases, &all, tracker, shutdown);
@@ -107,6 +145,13 @@ impl Caches {
         synced(&self.slices).await;
         synced(&self.deployments).await;
         synced(&self.replica_sets).await;
+        synced(&self.replication_controllers).await;
+        synced(&self.daemon_sets).await;
+        synced(&self.stateful_sets).await;
+        synced(&self.revisions).await;
+        synced(&self.claims).await;
+        synced(&self.jobs).await;
+        synced(&self.cron_jobs).await;
         synced(&self.service_accounts).await;
         synced(&self.root_ca_maps).await;
         synced(&self.node_leases).await;
@@ -177,10 +222,12 @@ fn strip_pod(pod: &mut Pod) {
         spec.dns_config = None;
         spec.host_aliases = None;
     }
+    // Jobs judge by exit codes and by when the containers ended.
+    let ends_matter = controller_uid(pod, "Job").is_some();
     if let Some(status) = &mut pod.status {
         for list in [&mut status.container_statuses, &mut status.init_container_statuses] {
             for container in list.iter_mut().flatten() {
-                container.state = None;
+                container.state = container.state.take().filter(|_| ends_matter).and_then(strip_state);
                 container.last_state = None;
                 container.container_id = None;
                 container.image_id = String::new();
@@ -193,6 +240,24 @@ fn strip_pod(pod: &mut Pod) {
         }
         status.ephemeral_container_statuses = None;
     }
+}
+
+/// The exit code and the time, if the container has ended.
+fn strip_state(state: ContainerState) -> Option<ContainerState> {
+    let ended = state.terminated?;
+    let terminated = ContainerStateTerminated {
+        exit_code: ended.exit_code,
+        finished_at: ended.finished_at,
+        ..ContainerStateTerminated::default()
+    };
+    Some(ContainerState { terminated: Some(terminated), ..ContainerState::default() })
+}
+
+fn strip_claim(claim: &mut PersistentVolumeClaim) {
+    strip_meta(claim);
+    claim.metadata.annotations = None;
+    claim.spec = None;
+    claim.status = None;
 }
 
 fn strip_container(container: &mut Container) {

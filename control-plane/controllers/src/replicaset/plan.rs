@@ -105,19 +105,6 @@ fn newer_first(a: Option<Timestamp>, b: Option<Timestamp>, now: Timestamp) -> Or
     }
 }
 
-/// Sizes of the batches in which `total` pods are made: each twice the one before, so that a quota or a broken
-/// template costs few failed calls.
-pub fn slow_start(total: usize) -> impl Iterator<Item = usize> {
-    let mut left = total;
-    let mut size = 1;
-    std::iter::from_fn(move || {
-        let batch = size.min(left);
-        left -= batch;
-        size *= 2;
-        (batch > 0).then_some(batch)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,12 +190,6 @@ mod tests {
     fn pods_of_about_the_same_age_are_told_apart_by_uid() {
         let all = [pod("b").ready(at(900_000)).done(), pod("a").ready(at(900_100)).done()];
         assert_eq!(order(&all), ["a", "b"]);
-    }
-
-    #[test]
-    fn batches_double() {
-        assert_eq!(slow_start(12).collect::<Vec<_>>(), [1, 2, 4, 5]);
-        assert_eq!(slow_start(0).count(), 0);
     }
 
     proptest! {

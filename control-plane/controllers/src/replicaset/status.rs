@@ -5,46 +5,38 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
+use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::meta::labels;
+use super::owner::Replicated;
+use crate::meta::{labels, nonzero, number};
+use crate::pod_control::Failure;
 use crate::pods;
 
 /// The condition's type.
 pub const REPLICA_FAILURE: &str = "ReplicaFailure";
 
-/// A create or delete that failed in this pass.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    /// `FailedCreate` or `FailedDelete`.
-    pub reason: &'static str,
-    /// The server's words.
-    pub message: String,
-}
-
 /// The status for these pods (active and terminating ones apart).
-pub fn status(
-    set: &ReplicaSet,
+pub fn status<O: Replicated>(
+    set: &O,
     active: &[Arc<Pod>],
     terminating: usize,
     failure: Option<&Failure>,
     now: Timestamp,
 ) -> ReplicaSetStatus {
-    let template = set.spec.template.as_ref();
-    let wanted = template.and_then(|t| t.metadata.as_ref()).and_then(|m| m.labels.clone()).unwrap_or_default();
-    let min_ready = min_ready(set);
+    let wanted = set.template().and_then(|t| t.metadata.as_ref()).and_then(|m| m.labels.clone()).unwrap_or_default();
+    let min_ready = set.min_ready();
     let count = |test: &dyn Fn(&Pod) -> bool| number(active.iter().filter(|p| test(p)).count());
-    let old = set.status.clone().unwrap_or_default();
+    let old = set.status();
     ReplicaSetStatus {
         replicas: number(active.len()),
         fully_labeled_replicas: nonzero(count(&|p| wanted.iter().all(|(k, v)| labels(p).get(k) == Some(v)))),
         ready_replicas: nonzero(count(&pods::is_ready)),
         available_replicas: nonzero(count(&|p| pods::is_available(p, min_ready, now))),
         terminating_replicas: Some(number(terminating)),
-        observed_generation: set.metadata.generation,
+        observed_generation: set.meta().generation,
         conditions: conditions(old.conditions, failure, now),
     }
 }
@@ -79,29 +71,15 @@ fn conditions(
 }
 
 /// When the next ready pod will have been ready for long enough.
-pub fn next_available(set: &ReplicaSet, active: &[Arc<Pod>], now: Timestamp) -> Option<Duration> {
-    let min_ready = min_ready(set);
-    let waits = active.iter().filter_map(|p| pods::available_in(p, min_ready, now));
+pub fn next_available<O: Replicated>(set: &O, active: &[Arc<Pod>], now: Timestamp) -> Option<Duration> {
+    let waits = active.iter().filter_map(|p| pods::available_in(p, set.min_ready(), now));
     waits.filter(|wait| !wait.is_zero()).min()
-}
-
-fn min_ready(set: &ReplicaSet) -> Duration {
-    let seconds = set.spec.min_ready_seconds.unwrap_or(0);
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
-}
-
-fn number(count: usize) -> i32 {
-    i32::try_from(count).unwrap_or(i32::MAX)
-}
-
-fn nonzero(count: i32) -> Option<i32> {
-    (count != 0).then_some(count)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::apps::v1::ReplicaSetSpec;
+    use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetSpec};
     use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
     use k8s_openapi::jiff::SignedDuration;
 

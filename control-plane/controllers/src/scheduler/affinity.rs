@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
 
 /// The only field a term may match.
-const NAME_FIELD: &str = "metadata.name";
+pub const NAME_FIELD: &str = "metadata.name";
 
 fn requirement_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
@@ -38,6 +38,17 @@ pub fn term_matches(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<Strin
     let by_label = |r: &NodeSelectorRequirement| requirement_matches(r, labels.get(&r.key).map(String::as_str));
     let by_field = |r: &NodeSelectorRequirement| r.key == NAME_FIELD && requirement_matches(r, Some(name));
     expressions.iter().all(by_label) && fields.iter().all(by_field)
+}
+
+/// The node has the labels and, if terms are given, one of them holds.
+pub fn is_wanted(
+    selector: &BTreeMap<String, String>,
+    required: Option<&[NodeSelectorTerm]>,
+    name: &str,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+        && required.is_none_or(|terms| terms.iter().any(|term| term_matches(term, name, labels)))
 }
 
 /// The names of the only nodes that can match, if every term names some (as those of DaemonSets do).

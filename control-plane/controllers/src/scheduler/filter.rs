@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-use super::affinity::{is_tolerated, term_matches};
+use super::affinity::{is_tolerated, is_wanted};
 use super::model::{NodeInfo, PodInfo};
 
 /// Why not.
@@ -68,9 +68,7 @@ fn tainted(pod: &PodInfo, node: &NodeInfo) -> Option<Rejection> {
 }
 
 fn unwanted(pod: &PodInfo, node: &NodeInfo) -> Option<Rejection> {
-    let selected = pod.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
-    let wanted = |terms: &Vec<_>| terms.iter().any(|term| term_matches(term, &node.name, &node.labels));
-    if selected && pod.required.as_ref().is_none_or(wanted) {
+    if is_wanted(&pod.node_selector, pod.required.as_deref(), &node.name, &node.labels) {
         return None;
     }
     never("node(s) didn't match Pod's node affinity/selector")

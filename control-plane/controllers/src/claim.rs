@@ -5,9 +5,8 @@
 use std::sync::Arc;
 
 use kube::Resource;
-use kube::core::{Selector, SelectorExt};
 
-use crate::meta::{controller_of, is_deleting, labels};
+use crate::meta::{controller_of, is_deleting};
 
 /// What to do so that exactly the matching objects are owned.
 #[derive(Debug)]
@@ -20,16 +19,17 @@ pub struct Claim<K> {
     pub release: Vec<Arc<K>>,
 }
 
-/// Sorts the candidates (all objects of the owner's namespace) for the owner with this UID.
+/// Sorts the candidates (all objects of the owner's namespace) for the owner with this UID. `matches` is the owner's
+/// selector, and whatever else makes an object one of its own.
 pub fn claim<K: Resource>(
     owner_uid: &str,
     owner_deleting: bool,
-    selector: &Selector,
+    matches: impl Fn(&K) -> bool,
     candidates: impl IntoIterator<Item = Arc<K>>,
 ) -> Claim<K> {
     let mut claim = Claim { owned: Vec::new(), adopt: Vec::new(), release: Vec::new() };
     for object in candidates {
-        let matches = selector.matches(labels(object.as_ref()));
+        let matches = matches(object.as_ref());
         match controller_of(object.as_ref()) {
             Some(owner) if owner.uid != owner_uid => {}
             Some(_) if matches => claim.owned.push(object),
@@ -44,10 +44,10 @@ pub fn claim<K: Resource>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meta::labels;
     use k8s_openapi::api::core::v1::Pod;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
     use k8s_openapi::jiff::Timestamp;
-    use kube::core::Expression;
 
     fn pod(name: &str, app: &str, owner: Option<&str>, deleting: bool) -> Arc<Pod> {
         let mut pod = Pod::default();
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn pods_are_owned_adopted_released_or_left_alone() {
-        let selector = Selector::from(Expression::Equal("app".to_owned(), "x".to_owned()));
+        let selector = |pod: &Pod| labels(pod).get("app").is_some_and(|app| app == "x");
         let all = vec![
             pod("mine", "x", Some("me"), false),
             pod("mine-ending", "x", Some("me"), true),
@@ -76,11 +76,11 @@ mod tests {
             pod("other", "x", Some("you"), false),
             pod("stranger", "y", None, false),
         ];
-        let claimed = claim("me", false, &selector, all.clone());
+        let claimed = claim("me", false, selector, all.clone());
         assert_eq!(names(&claimed.owned), ["mine", "mine-ending"]);
         assert_eq!(names(&claimed.adopt), ["orphan"]);
         assert_eq!(names(&claimed.release), ["relabelled"]);
-        let ending = claim("me", true, &selector, all);
+        let ending = claim("me", true, selector, all);
         assert!(ending.adopt.is_empty() && ending.release.is_empty());
     }
 }
