@@ -116,6 +116,13 @@ enum Order {
     #[command(hide = true)]
     MachineInit(SpecFile),
     #[command(hide = true)]
+    Registry {
+        #[arg(long)]
+        images: PathBuf,
+        #[arg(long, default_value = images::registry::ADDRESS)]
+        listen: std::net::SocketAddr,
+    },
+    #[command(hide = true)]
     Enter {
         #[arg(long)]
         folder: PathBuf,
@@ -135,6 +142,9 @@ struct Up {
     /// Leave out control-plane, agent, dataplane, keelson-cni or images; for trying the others alone.
     #[arg(long, value_delimiter = ',')]
     without: Vec<String>,
+    /// One more flag of the control plane, `--name=value`; may be repeated. Only when the lab is made.
+    #[arg(long, allow_hyphen_values = true)]
+    control_plane_arg: Vec<String>,
 }
 
 #[derive(Args)]
@@ -142,9 +152,6 @@ struct SpecFile {
     #[arg(long)]
     spec: PathBuf,
 }
-    /// One more flag of the control plane, `--name=value`; may be repeated. Only when the lab is made.
-    #[arg(long, allow_hyphen_values = true)]
-    control_plane_arg: Vec<String>,
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Output {
@@ -218,6 +225,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 let made = if image.rebuilt { "made" } else { "found made" };
                 println!("{:<12} {made}: {} ({} names)", image.name, image.archive.display(), image.names.len());
             }
+            for image in up::make_apps(&places)? {
+                let made = if image.rebuilt { "made" } else { "found made" };
+                println!("{:<18} {made}, to be pulled ({} names)", image.name, image.names);
+            }
         }
         Order::Service { machine, service, action, signal } => {
             let folder = machine_folder(&places, name, &machine)?;
@@ -229,17 +240,6 @@ fn run(cli: Cli) -> Result<ExitCode> {
             };
             control::ask(&folder.join("run"), &request)?;
         }
-        Order::Reload => up::reload(&places, name)?,
-        Order::Machine(_) | Order::MachineInit(_) | Order::Enter { .. } => {}
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The labs lie beside the folders of the build profiles: `target/release/lab` makes `target/lab`.
-fn places(cli: &Cli) -> Result<Places> {
-    let own = std::env::current_exe().context("cannot tell where this program is")?;
-    let beside = own.parent().unwrap_or(Path::new("/")).to_path_buf();
-    let target = beside.parent().unwrap_or(Path::new("/")).to_path_buf();
         Order::AddNode { count } => {
             let plan = status::existing(&places, name)?;
             let wish = up::Wish {
@@ -258,6 +258,18 @@ fn places(cli: &Cli) -> Result<Places> {
             power::on(&places, name, &machine)?;
             println!("{machine} runs");
         }
+        Order::Reload => up::reload(&places, name)?,
+        Order::Registry { images, listen } => images::registry::serve(&images, listen)?,
+        Order::Machine(_) | Order::MachineInit(_) | Order::Enter { .. } => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The labs lie beside the folders of the build profiles: `target/release/lab` makes `target/lab`.
+fn places(cli: &Cli) -> Result<Places> {
+    let own = std::env::current_exe().context("cannot tell where this program is")?;
+    let beside = own.parent().unwrap_or(Path::new("/")).to_path_buf();
+    let target = beside.parent().unwrap_or(Path::new("/")).to_path_buf();
     let labs = match &cli.root {
         Some(root) => std::path::absolute(root).context("cannot tell where --root is")?,
         None => target.join("lab"),

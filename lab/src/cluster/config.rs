@@ -64,6 +64,14 @@ disabled_plugins = [
     )
 }
 
+/// Where containerd asks for images, whatever registry they name: at the node's own, and nowhere else.
+pub fn registries() -> String {
+    let address = crate::images::registry::ADDRESS;
+    format!(
+        "# Written by `lab up`.\nserver = \"http://{address}\"\n\n[host.\"http://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+    )
+}
+
 /// The agent's configuration.
 pub fn node(plan: &Plan, index: u8) -> String {
     let name = super::plan::node_name(index);

@@ -24,7 +24,7 @@ pub fn write_files(plan: &Plan, index: u8) -> Result<(), LabError> {
     let etc = folder.join("etc");
     for (path, mode) in [
         ("cni/net.d", 0o755),
-        ("containerd", 0o755),
+        ("containerd/certs.d/_default", 0o755),
         ("keelson", 0o755),
         ("kubernetes/manifests", 0o755),
         ("kubernetes/pki", 0o755),
@@ -32,6 +32,7 @@ pub fn write_files(plan: &Plan, index: u8) -> Result<(), LabError> {
         fsx::create_dir_mode(&etc.join(path), mode)?;
     }
     fsx::write_atomic(&etc.join("containerd/config.toml"), &config::containerd(may_lower_oom_score()))?;
+    fsx::write_atomic(&etc.join("containerd/certs.d/_default/hosts.toml"), &config::registries())?;
     fsx::write_atomic(&etc.join("keelson/node.yaml"), &config::node(plan, index))?;
     fsx::write_atomic(&etc.join("keelson/proxy.yaml"), &config::proxy(index))?;
     Ok(())
@@ -103,8 +104,9 @@ pub fn start(plan: &Plan, machine: &str, service: &str) -> Result<(), LabError> 
     Ok(())
 }
 
-/// Starts containerd and waits until it answers.
+/// Starts containerd and the registry that it pulls from, and waits until it answers.
 pub fn start_containerd(plan: &Plan, name: &str) -> Result<(), LabError> {
+    start(plan, name, "registry")?;
     start(plan, name, "containerd")?;
     let folder = plan.machine_folder(name);
     let wait = Wait {

@@ -47,10 +47,10 @@ pub struct Plan {
     pub images: PathBuf,
     /// How many nodes it has.
     pub nodes: u8,
-}
-
     /// Flags of the control plane beside those that every lab has.
     pub control_plane_args: Vec<String>,
+}
+
 impl Plan {
     /// The lab's network.
     pub fn network(&self) -> Ipv4Net {
@@ -177,10 +177,10 @@ impl Plan {
         ];
         let mut command = vec!["/opt/keelson/bin/control-plane".to_owned(), "serve".to_owned()];
         command.extend(flags.iter().flat_map(|(name, value)| [(*name).to_owned(), (*value).to_owned()]));
+        command.extend(self.control_plane_args.iter().cloned());
         service(CONTROL_PLANE, command)
     }
 }
-        command.extend(self.control_plane_args.iter().cloned());
 
 /// The network of lab `number`.
 pub fn network(number: u8) -> Ipv4Net {
@@ -235,6 +235,7 @@ fn service(name: &str, command: Vec<String>) -> ServiceSpec {
 fn node_services() -> Vec<ServiceSpec> {
     let of = |words: &[&str]| words.iter().map(ToString::to_string).collect();
     vec![
+        service("registry", of(&["/opt/keelson/bin/lab", "registry", "--images", "/opt/keelson/images"])),
         service("containerd", of(&["containerd", "--config", "/etc/containerd/config.toml"])),
         service("agent", of(&["/opt/keelson/bin/agent", "--config", "/etc/keelson/node.yaml"])),
         service("dataplane", of(&["/opt/keelson/bin/dataplane", "--config", "/etc/keelson/proxy.yaml"])),
@@ -258,11 +259,11 @@ mod tests {
             folder: PathBuf::from("/t/lab/lab"),
             images: PathBuf::from("/t/images"),
             nodes: 2,
+            control_plane_args: Vec::new(),
         }
     }
 
     #[test]
-            control_plane_args: Vec::new(),
     fn addresses_follow_the_number() {
         let plan = plan();
         assert_eq!(plan.server(), "https://10.89.7.2:6443");

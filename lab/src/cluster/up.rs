@@ -12,7 +12,7 @@ use super::kubectl::Kubectl;
 use super::plan::{self, CONTROL_PLANE, Plan, SWITCH};
 use super::store::{self, Phase, Places, Record};
 use super::{LabError, down, fabric, node, status};
-use crate::images::{BuiltImage, ImageInputs, build_all};
+use crate::images::{BuiltApp, BuiltImage, ImageError, ImageInputs, build_apps, build_base};
 use crate::machine::control::{self, Request};
 use crate::process::Process;
 use crate::{fsx, machine};
@@ -27,6 +27,8 @@ const SAMPLE_LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(150);
 /// A service that ended this often while it was waited for will not come up.
 const FAILURES: u32 = 5;
+/// The program of the busybox image, from Debian's busybox-static.
+const BUSYBOX: &str = "/bin/busybox";
 /// The sample.
 const SAMPLE: &str = include_str!("../../sample/hello.yaml");
 
@@ -39,10 +41,10 @@ pub struct Wish {
     pub no_sample: bool,
     /// Programs to leave out: for trying the others alone.
     pub without: Vec<String>,
-}
-
     /// Flags of the control plane beside the usual ones; an existing lab keeps those it was made with.
     pub control_plane_args: Vec<String>,
+}
+
 /// Makes the lab `name`, or finds that it is there.
 pub fn run(places: &Places, name: &str, wish: &Wish) -> Result<(), LabError> {
     let begun = Instant::now();
@@ -64,6 +66,7 @@ pub fn run(places: &Places, name: &str, wish: &Wish) -> Result<(), LabError> {
     record.phase = Phase::Starting;
     let mut steps = Steps { folder, record, begun: Instant::now() };
     let images = images(places, &mut steps, wish)?;
+    let apps = Apps::begin(places, wish);
     steps.next("programs")?;
     install_programs(places, &plan, wish)?;
     steps.done("copied into the lab");
@@ -80,6 +83,7 @@ pub fn run(places: &Places, name: &str, wish: &Wish) -> Result<(), LabError> {
             sample(&plan, kubectl, &mut steps)?;
         }
     }
+    apps.finish(&mut steps)?;
     steps.finish()?;
     println!("\nThe lab `{name}` is up after {:.1} s.", begun.elapsed().as_secs_f64());
     next_steps(&plan, wish);
@@ -173,8 +177,39 @@ impl Steps {
 pub fn make_images(places: &Places) -> Result<Vec<BuiltImage>, LabError> {
     let program = |name: &str| places.program(name).ok_or_else(|| missing(places, name));
     let inputs =
-        ImageInputs { pause: program("pause")?, test_server: program("test-server")?, busybox: "/bin/busybox".into() };
-    Ok(build_all(&places.images, &inputs)?)
+        ImageInputs { pause: program("pause")?, test_server: program("test-server")?, busybox: BUSYBOX.into() };
+    Ok(build_base(&places.images, &inputs)?)
+}
+
+/// Makes the images of applications, or finds them made.
+pub fn make_apps(places: &Places) -> Result<Vec<BuiltApp>, ImageError> {
+    build_apps(&places.images, Path::new(BUSYBOX))
+}
+
+/// The images of applications, being made beside the start of the machines: nothing of a lab's own needs them.
+struct Apps(Option<std::thread::JoinHandle<Result<Vec<BuiltApp>, ImageError>>>);
+
+impl Apps {
+    fn begin(places: &Places, wish: &Wish) -> Self {
+        let places = places.clone();
+        Self(wish.has("images").then(|| std::thread::spawn(move || make_apps(&places))))
+    }
+
+    /// Waits for them. Without them (no network on the first day, say) the rest of the lab works.
+    fn finish(self, steps: &mut Steps) -> Result<(), LabError> {
+        let Some(thread) = self.0 else { return Ok(()) };
+        steps.next("applications")?;
+        match thread.join() {
+            Ok(Ok(apps)) => {
+                let names: Vec<&str> = apps.iter().map(|image| image.name).collect();
+                let made = apps.iter().filter(|image| image.rebuilt).count();
+                steps.done(&format!("{} ({made} made, {} found made)", names.join(", "), apps.len() - made));
+            }
+            Ok(Err(error)) => steps.done(&format!("their images cannot be pulled: {error}")),
+            Err(_) => steps.done("their images cannot be pulled: making them failed, as told above"),
+        }
+        Ok(())
+    }
 }
 
 fn missing(places: &Places, name: &str) -> LabError {

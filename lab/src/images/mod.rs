@@ -8,12 +8,19 @@
 //! - an archive is a function of its inputs: same inputs, same bytes (sorted entries, epoch timestamps, owner root);
 //! - its file name carries a hash of those inputs, so an unchanged image is never built twice and a changed one is never missed;
 //! - a file under its final name is complete (written beside it, then renamed).
+//!
+//! The base images are imported into each node before its pods start. Those of applications are pulled when a pod asks for them,
+//! from a small registry on the node ([`registry`]), which has the base images too, for pods with `imagePullPolicy: Always`.
 
+mod apps;
 mod debian;
 mod elf;
 mod names;
 mod oci;
+mod packages;
 mod recipes;
+pub mod registry;
+mod store;
 mod tree;
 
 #[cfg(test)]
@@ -26,7 +33,9 @@ use std::process::ExitStatus;
 
 use nix::fcntl::{Flock, FlockArg};
 
-/// Hex digits of the input hash kept in a file name: 64 bits are plenty for a folder of four images.
+use store::Store;
+
+/// Hex digits of the input hash kept in a file name: 64 bits are plenty for a folder of a dozen images.
 const KEY_DIGITS: usize = 16;
 
 /// What the images are made of besides Debian's archive.
@@ -136,14 +145,63 @@ impl ImageError {
     }
 }
 
-/// Makes every image whose archive is not in `out_dir` yet, and drops the archives of earlier inputs.
+/// Folder of the base images in the form that the registry serves, below the images' folder.
+const BASE_STORE: &str = "base";
+/// The same for the images of applications.
+const APPS_STORE: &str = "apps";
+
+/// Makes every base image whose archive is not in `out_dir` yet, and drops the archives of earlier inputs.
 ///
 /// Callers may overlap (labs side by side): a lock on the folder lets the second wait and then find everything made.
-pub fn build_all(out_dir: &Path, inputs: &ImageInputs) -> Result<Vec<BuiltImage>, ImageError> {
+pub fn build_base(out_dir: &Path, inputs: &ImageInputs) -> Result<Vec<BuiltImage>, ImageError> {
     fs::create_dir_all(out_dir).map_err(ImageError::io("create", out_dir))?;
     let _lock = lock(&out_dir.join(".lock"))?;
-    let recipes = recipes::all(inputs, &out_dir.join("debs"))?;
-    recipes.into_iter().map(|recipe| build_one(out_dir, recipe)).collect()
+    let store = Store::at(&out_dir.join(BASE_STORE));
+    let recipes = recipes::base(inputs, &out_dir.join("debs"))?;
+    let images: Vec<BuiltImage> =
+        recipes.into_iter().map(|recipe| build_one(out_dir, &store, recipe)).collect::<Result<_, _>>()?;
+    if images.iter().any(|image| image.rebuilt) {
+        store.sweep()?;
+    }
+    Ok(images)
+}
+
+/// An image of an application, ready to be pulled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuiltApp {
+    /// Short name.
+    pub name: &'static str,
+    /// How many full names it has.
+    pub names: usize,
+    /// False when it was there already.
+    pub rebuilt: bool,
+}
+
+/// Makes the images of applications that are not there yet. Needs a folder of packages of its own, because it may run beside
+/// [`build_base`].
+pub fn build_apps(out_dir: &Path, busybox: &Path) -> Result<Vec<BuiltApp>, ImageError> {
+    fs::create_dir_all(out_dir).map_err(ImageError::io("create", out_dir))?;
+    let _lock = lock(&out_dir.join(".lock-apps"))?;
+    let store = Store::at(&out_dir.join(APPS_STORE));
+    let mut built = Vec::new();
+    for recipe in apps::all(busybox, &out_dir.join("debs-apps"))? {
+        let (name, names, key) = (recipe.name, recipe.names.len(), short_key(&recipe)?);
+        let rebuilt = !store.has(name, &key);
+        if rebuilt {
+            store.put(name, &key, &recipe.finish()?)?;
+        }
+        built.push(BuiltApp { name, names, rebuilt });
+    }
+    if built.iter().any(|image| image.rebuilt) {
+        store.sweep()?;
+    }
+    Ok(built)
+}
+
+fn short_key(recipe: &recipes::Recipe) -> Result<String, ImageError> {
+    let mut key = recipe.key()?;
+    key.truncate(KEY_DIGITS);
+    Ok(key)
 }
 
 fn lock(path: &Path) -> Result<Flock<File>, ImageError> {
@@ -151,29 +209,30 @@ fn lock(path: &Path) -> Result<Flock<File>, ImageError> {
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| ImageError::io("lock", path)(errno.into()))
 }
 
-fn build_one(out_dir: &Path, recipe: recipes::Recipe) -> Result<BuiltImage, ImageError> {
+fn build_one(out_dir: &Path, store: &Store, recipe: recipes::Recipe) -> Result<BuiltImage, ImageError> {
     let name = recipe.name;
     let names = recipe.names.clone();
-    let key = recipe.key()?;
-    let archive = out_dir.join(format!("{name}-{}.tar", &key[..KEY_DIGITS]));
-    if archive.exists() {
+    let key = short_key(&recipe)?;
+    let archive = out_dir.join(format!("{name}-{key}.tar"));
+    if archive.exists() && store.has(name, &key) {
         return Ok(BuiltImage { name, archive, names, rebuilt: false });
     }
     let image = recipe.finish()?;
+    store.put(name, &key, &image)?;
     let partial = out_dir.join(format!(".{name}.partial"));
     oci::write_archive(&partial, &image)?;
     fs::rename(&partial, &archive).map_err(ImageError::io("rename", &partial))?;
-    remove_stale(out_dir, name, &archive)?;
+    stale(out_dir, name, ".tar", &archive)?;
     Ok(BuiltImage { name, archive, names, rebuilt: true })
 }
 
-/// Drops archives of the same image made from earlier inputs.
-fn remove_stale(out_dir: &Path, name: &str, keep: &Path) -> Result<(), ImageError> {
-    for entry in fs::read_dir(out_dir).map_err(ImageError::io("list", out_dir))? {
-        let path = entry.map_err(ImageError::io("list", out_dir))?.path();
-        let file = path.file_name().map(|file| file.to_string_lossy().into_owned()).unwrap_or_default();
+/// Drops files of the same image made from earlier inputs.
+fn stale(folder: &Path, name: &str, suffix: &str, keep: &Path) -> Result<(), ImageError> {
+    for entry in fs::read_dir(folder).map_err(ImageError::io("list", folder))? {
+        let path = entry.map_err(ImageError::io("list", folder))?.path();
+        let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let key =
-            file.strip_prefix(name).and_then(|rest| rest.strip_prefix('-')).and_then(|rest| rest.strip_suffix(".tar"));
+            file.strip_prefix(name).and_then(|rest| rest.strip_prefix('-')).and_then(|rest| rest.strip_suffix(suffix));
         let ours = key.is_some_and(|key| key.len() == KEY_DIGITS && key.bytes().all(|digit| digit.is_ascii_hexdigit()));
         if ours && path != keep {
             fs::remove_file(&path).map_err(ImageError::io("remove", &path))?;

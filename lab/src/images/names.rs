@@ -155,6 +155,45 @@ const NGINX: &[&str] = &[
 const NGINX_E2E: &[&str] = &["1.14-1", "1.14-2", "1.14-4", "1.15-1", "1.15-2", "1.15-4"];
 const NGINX_SLIM: &[&str] = &["0.7", "0.8", "0.20", "0.21", "0.24", "0.26", "0.27"];
 
+const REDIS: &[&str] = &[
+    "latest", "alpine", "bookworm", "3", "3.2", "4", "4.0", "5", "5.0", "5.0.4", "6", "6.0", "6.0.5", "6.0.8", "6.2",
+    "6.2.6", "6-alpine", "7", "7.0", "7.0.15", "7.2", "7.4", "7-alpine", "8", "8.0", "8.0.2",
+];
+const REDIS_K8S: &[&str] = &["e2e", "v1"];
+const REDIS_E2E: &[&str] = &["5.0.5-alpine", "5.0.5-3"];
+const REDIS_FOLLOWER: &[&str] = &["v1", "v2", "v3"];
+const PYTHON: &[&str] = &[
+    "latest",
+    "slim",
+    "alpine",
+    "bookworm",
+    "slim-bookworm",
+    "3",
+    "3-slim",
+    "3-alpine",
+    "3.6",
+    "3.7",
+    "3.8",
+    "3.8-slim",
+    "3.9",
+    "3.9-slim",
+    "3.10",
+    "3.10-slim",
+    "3.10-alpine",
+    "3.11",
+    "3.11-slim",
+    "3.11-alpine",
+    "3.11-bookworm",
+    "3.11-slim-bookworm",
+    "3.12",
+    "3.12-slim",
+    "3.12-alpine",
+    "3.13",
+    "3.13-slim",
+    "3.13-alpine",
+];
+const GUESTBOOK: &[&str] = &["v3", "v4", "v5", "v6"];
+
 const TEST_SERVER: &[&str] = &["latest", "1"];
 
 /// Full names of the pause image.
@@ -176,6 +215,44 @@ pub fn nginx() -> Vec<String> {
     names.extend(tags(&["registry.k8s.io/e2e-test-images/nginx"], NGINX_E2E));
     names.extend(tags(&["registry.k8s.io/nginx-slim"], NGINX_SLIM));
     names
+}
+
+/// Full names of the redis image.
+pub fn redis() -> Vec<String> {
+    let mut names = tags(&["docker.io/library/redis"], REDIS);
+    names.extend(tags(&["registry.k8s.io/redis", "k8s.gcr.io/redis"], REDIS_K8S));
+    names.extend(tags(&["registry.k8s.io/e2e-test-images/redis"], REDIS_E2E));
+    names
+}
+
+/// Full names of the guestbook's redis that follows `redis-master`.
+pub fn redis_follower() -> Vec<String> {
+    tags(&["gcr.io/google_samples/gb-redisslave", "gcr.io/google-samples/gb-redisslave"], REDIS_FOLLOWER)
+}
+
+/// Full names of the guestbook's redis that follows `redis-leader`, as its later edition calls it.
+pub fn redis_follower_gke() -> Vec<String> {
+    let repositories = [
+        "us-docker.pkg.dev/google-samples/containers/gke/gb-redis-follower",
+        "gcr.io/google_samples/gb-redis-follower",
+        "gcr.io/google-samples/gb-redis-follower",
+    ];
+    tags(&repositories, &["v1", "v2"])
+}
+
+/// Full names of the Python image.
+pub fn python() -> Vec<String> {
+    tags(&["docker.io/library/python"], PYTHON)
+}
+
+/// Full names of the guestbook's front end.
+pub fn guestbook() -> Vec<String> {
+    let repositories = [
+        "gcr.io/google-samples/gb-frontend",
+        "gcr.io/google_samples/gb-frontend",
+        "us-docker.pkg.dev/google-samples/containers/gke/gb-frontend",
+    ];
+    tags(&repositories, GUESTBOOK)
 }
 
 /// Full names of the test server's image.

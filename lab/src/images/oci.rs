@@ -32,6 +32,41 @@ pub struct Image {
     pub layers: Vec<Tree>,
 }
 
+/// The annotation by which containerd names an image.
+pub const NAME_ANNOTATION: &str = "io.containerd.image.name";
+
+/// An image as the parts of an OCI image layout.
+#[derive(Debug)]
+pub struct Layout {
+    /// Contents by digest.
+    pub blobs: BTreeMap<String, Vec<u8>>,
+    /// `index.json`.
+    pub index: Value,
+}
+
+impl Layout {
+    /// Lays an image out.
+    pub fn of(image: &Image) -> io::Result<Self> {
+        let mut blobs = BTreeMap::new();
+        let mut layers = Vec::new();
+        for tree in &image.layers {
+            layers.push(add_blob(&mut blobs, LAYER_TYPE, tree.to_tar()?));
+        }
+        let diff_ids: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
+        let config = json!({
+            "architecture": image.architecture,
+            "os": "linux",
+            "created": EPOCH,
+            "config": image.config,
+            "rootfs": { "type": "layers", "diff_ids": diff_ids },
+        });
+        let config = add_blob(&mut blobs, CONFIG_TYPE, serde_json::to_vec(&config)?);
+        let manifest = json!({ "schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config, "layers": layers });
+        let manifest = add_blob(&mut blobs, MANIFEST_TYPE, serde_json::to_vec(&manifest)?);
+        Ok(Self { blobs, index: index(&manifest, image) })
+    }
+}
+
 /// Writes the archive to `path` and syncs it.
 pub fn write_archive(path: &Path, image: &Image) -> Result<(), ImageError> {
     let file = File::create(path).map_err(ImageError::io("create", path))?;
@@ -44,30 +79,14 @@ pub fn write_archive(path: &Path, image: &Image) -> Result<(), ImageError> {
 }
 
 fn write_to<W: Write>(writer: W, image: &Image) -> io::Result<W> {
-    let mut blobs = BTreeMap::new();
-    let mut layers = Vec::new();
-    for tree in &image.layers {
-        layers.push(add_blob(&mut blobs, LAYER_TYPE, tree.to_tar()?));
-    }
-    let diff_ids: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
-    let config = json!({
-        "architecture": image.architecture,
-        "os": "linux",
-        "created": EPOCH,
-        "config": image.config,
-        "rootfs": { "type": "layers", "diff_ids": diff_ids },
-    });
-    let config = add_blob(&mut blobs, CONFIG_TYPE, serde_json::to_vec(&config)?);
-    let manifest = json!({ "schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config, "layers": layers });
-    let manifest = add_blob(&mut blobs, MANIFEST_TYPE, serde_json::to_vec(&manifest)?);
-
+    let layout = Layout::of(image)?;
     let mut archive = tar::Builder::new(writer);
     append(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-    append(&mut archive, "index.json", &serde_json::to_vec(&index(&manifest, image))?)?;
+    append(&mut archive, "index.json", &serde_json::to_vec(&layout.index)?)?;
     for directory in ["blobs/", "blobs/sha256/"] {
         archive.append_data(&mut header(tar::EntryType::Directory, 0o755, 0), directory, io::empty())?;
     }
-    for (digest, data) in &blobs {
+    for (digest, data) in &layout.blobs {
         append(&mut archive, &format!("blobs/sha256/{digest}"), data)?;
     }
     archive.into_inner()
@@ -81,8 +100,7 @@ fn index(manifest: &Value, image: &Image) -> Value {
             let tag = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
             let mut descriptor = manifest.clone();
             descriptor["platform"] = json!({ "architecture": image.architecture, "os": "linux" });
-            descriptor["annotations"] =
-                json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag });
+            descriptor["annotations"] = json!({ NAME_ANNOTATION: name, "org.opencontainers.image.ref.name": tag });
             descriptor
         })
         .collect();

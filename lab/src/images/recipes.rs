@@ -1,21 +1,23 @@
 //! What is in each image. Shapes follow the images of the same names on Docker Hub and registry.k8s.io.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+use std::rc::Rc;
 
 use serde_json::{Value, json};
 
-use super::debian::{self, Package};
+use super::debian;
 use super::elf::read_static_program;
 use super::names;
 use super::oci::Image;
+use super::packages::{PackageLayer, PackageSet, Unpacked};
 use super::tree::{Tree, sha256_hex};
 use super::{ImageError, ImageInputs};
 
 /// To be raised when the way an image is put together changes without its inputs.
-const FORMAT: u32 = 1;
-const PATH_ENV: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const FORMAT: u32 = 2;
+/// Where programs are looked for in every image.
+pub const PATH_ENV: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// User and group that upstream's nginx image runs its workers as.
 const NGINX_ID: u32 = 101;
 
@@ -31,27 +33,36 @@ pub struct Recipe {
     pub name: &'static str,
     /// Full names.
     pub names: Vec<String>,
-    platform: Platform,
-    config: Value,
-    layers: Vec<Tree>,
-    nginx: Option<NginxFiles>,
+    /// What it runs on.
+    pub platform: Platform,
+    /// The `config` object of the image.
+    pub config: Value,
+    /// Layers, lowest first.
+    pub layers: Vec<Layer>,
 }
 
-/// Packages to be merged into the last layer.
-struct NginxFiles {
-    packages: Vec<Package>,
-    scratch: PathBuf,
+/// A layer of a recipe.
+pub enum Layer {
+    /// Cheap to have.
+    Ready(Tree),
+    /// From packages, unpacked when an image is really made.
+    Packages(Rc<PackageLayer>),
 }
 
-#[derive(Clone, Copy)]
-struct Platform {
-    oci: &'static str,
-    triplet: &'static str,
-    loader: &'static str,
+/// What images run on: the machine they are made on.
+#[derive(Debug, Clone, Copy)]
+pub struct Platform {
+    /// OCI's name of the architecture.
+    pub oci: &'static str,
+    /// Debian's name of its library folder.
+    pub triplet: &'static str,
+    /// Path of the dynamic loader.
+    pub loader: &'static str,
 }
 
 impl Platform {
-    fn of_this_machine() -> Result<Self, ImageError> {
+    /// Tells, or says that there are no images for it.
+    pub fn of_this_machine() -> Result<Self, ImageError> {
         match std::env::consts::ARCH {
             "x86_64" => Ok(Self { oci: "amd64", triplet: "x86_64-linux-gnu", loader: "lib64/ld-linux-x86-64.so.2" }),
             "aarch64" => Ok(Self { oci: "arm64", triplet: "aarch64-linux-gnu", loader: "lib/ld-linux-aarch64.so.1" }),
@@ -60,8 +71,8 @@ impl Platform {
     }
 }
 
-/// Every image of the lab.
-pub fn all(inputs: &ImageInputs, debs: &Path) -> Result<Vec<Recipe>, ImageError> {
+/// The images that every node has from the start.
+pub fn base(inputs: &ImageInputs, debs: &Path) -> Result<Vec<Recipe>, ImageError> {
     let platform = Platform::of_this_machine()?;
     let base = busybox_layer(&inputs.busybox)?;
     Ok(vec![
@@ -80,8 +91,7 @@ fn pause(platform: Platform, program: &Path) -> Result<Recipe, ImageError> {
         names: names::pause(),
         platform,
         config: json!({ "User": "65535:65535", "Env": [PATH_ENV], "Entrypoint": ["/pause"], "WorkingDir": "/" }),
-        layers: vec![layer],
-        nginx: None,
+        layers: vec![Layer::Ready(layer)],
     })
 }
 
@@ -91,13 +101,12 @@ fn busybox(platform: Platform, base: Tree) -> Recipe {
         names: names::busybox(),
         platform,
         config: json!({ "Env": [PATH_ENV], "Cmd": ["sh"] }),
-        layers: vec![base],
-        nginx: None,
+        layers: vec![Layer::Ready(base)],
     }
 }
 
 fn nginx(platform: Platform, base: Tree, debs: &Path) -> Result<Recipe, ImageError> {
-    let packages = debian::fetch(&["nginx", "nginx-common"], debs)?;
+    let packages = PackageSet::fetch(&["nginx", "nginx-common"], debs)?;
     let mut layer = Tree::default();
     layer.file(
         "etc/passwd",
@@ -125,8 +134,11 @@ fn nginx(platform: Platform, base: Tree, debs: &Path) -> Result<Recipe, ImageErr
             "ExposedPorts": { "80/tcp": {} },
             "StopSignal": "SIGQUIT",
         }),
-        layers: vec![base, layer],
-        nginx: Some(NginxFiles { packages, scratch: debs.join(".unpacked") }),
+        layers: vec![
+            Layer::Ready(base),
+            Layer::Packages(PackageLayer::new(&packages, platform, nginx_files)),
+            Layer::Ready(layer),
+        ],
     })
 }
 
@@ -142,13 +154,12 @@ fn test_server(platform: Platform, base: Tree, program: &Path) -> Result<Recipe,
             "Entrypoint": ["/usr/bin/test-server"],
             "ExposedPorts": { "8080/tcp": {} },
         }),
-        layers: vec![base, layer],
-        nginx: None,
+        layers: vec![Layer::Ready(base), Layer::Ready(layer)],
     })
 }
 
 /// A small userland: busybox under all its names, accounts, the usual folders.
-fn busybox_layer(program: &Path) -> Result<Tree, ImageError> {
+pub fn busybox_layer(program: &Path) -> Result<Tree, ImageError> {
     let mut layer = Tree::default();
     layer.file("bin/busybox", 0o755, read_static_program(program)?);
     let applets = debian::run(Command::new(program).arg("--list"))?;
@@ -169,14 +180,16 @@ fn busybox_layer(program: &Path) -> Result<Tree, ImageError> {
     Ok(layer)
 }
 
-fn accounts(more: &str) -> String {
+/// `/etc/passwd` with more lines.
+pub fn accounts(more: &str) -> String {
     format!(
         "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/usr/sbin:/bin/false\nwww-data:x:33:33:www-data:/var/www:/bin/false\n\
          {more}nobody:x:65534:65534:nobody:/home:/bin/false\n"
     )
 }
 
-fn groups(more: &str) -> String {
+/// `/etc/group` with more lines.
+pub fn groups(more: &str) -> String {
     format!("root:x:0:\ndaemon:x:1:\nwww-data:x:33:\n{more}nogroup:x:65534:\n")
 }
 
@@ -185,51 +198,39 @@ impl Recipe {
     pub fn key(&self) -> Result<String, ImageError> {
         let mut parts = vec![format!("{FORMAT} {} {} {}", self.platform.oci, self.config, self.names.join(" "))];
         for layer in &self.layers {
-            let tar = layer.to_tar().map_err(ImageError::io("lay out", Path::new(self.name)))?;
-            parts.push(sha256_hex(&tar));
-        }
-        if let Some(files) = &self.nginx {
-            parts.extend(files.packages.iter().map(|package| package.sha256.clone()));
+            match layer {
+                Layer::Ready(tree) => {
+                    let tar = tree.to_tar().map_err(ImageError::io("lay out", Path::new(self.name)))?;
+                    parts.push(sha256_hex(&tar));
+                }
+                Layer::Packages(layer) => parts.extend(layer.inputs()),
+            }
         }
         Ok(sha256_hex(parts.join("\n").as_bytes()))
     }
 
     /// Does the dear part and hands out the image.
-    pub fn finish(mut self) -> Result<Image, ImageError> {
-        if let (Some(files), Some(layer)) = (&self.nginx, self.layers.last_mut()) {
-            remove_tree(&files.scratch)?;
-            let merged = merge_nginx(layer, files, self.platform);
-            remove_tree(&files.scratch)?;
-            merged?;
-        }
-        Ok(Image { names: self.names, architecture: self.platform.oci, config: self.config, layers: self.layers })
+    pub fn finish(self) -> Result<Image, ImageError> {
+        let layers = self.layers.into_iter().map(|layer| match layer {
+            Layer::Ready(tree) => Ok(tree),
+            Layer::Packages(layer) => layer.tree(),
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
+        Ok(Image { names: self.names, architecture: self.platform.oci, config: self.config, layers })
     }
 }
 
-fn remove_tree(path: &Path) -> Result<(), ImageError> {
-    if path.exists() {
-        fs::remove_dir_all(path).map_err(ImageError::io("remove", path))?;
-    }
-    Ok(())
-}
-
-/// Puts nginx, the libraries it needs and its own data files into the layer.
-fn merge_nginx(layer: &mut Tree, files: &NginxFiles, platform: Platform) -> Result<(), ImageError> {
-    let root = files.scratch.as_path();
-    debian::unpack(&files.packages, root)?;
-    layer.copy("usr/sbin/nginx", 0o755, &root.join("usr/sbin/nginx"))?;
-    layer.copy(platform.loader, 0o755, &debian::loader_below(root, platform.loader)?)?;
-    let folders = ["lib", "usr/lib"].map(|folder| format!("{folder}/{}", platform.triplet));
-    for library in debian::libraries(root, platform.loader, &folders, "usr/sbin/nginx")? {
-        let name = library.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        layer.copy(&format!("lib/{}/{name}", platform.triplet), 0o755, &library)?;
-    }
+/// nginx, the libraries it needs and its own data files.
+fn nginx_files(packages: &Unpacked<'_>) -> Result<Tree, ImageError> {
+    let mut layer = Tree::default();
+    packages.copy(&mut layer, "usr/sbin/nginx", 0o755)?;
+    packages.add_libraries(&mut layer, &["usr/sbin/nginx".to_owned()])?;
     for file in ["mime.types", "fastcgi_params", "scgi_params", "uwsgi_params"] {
-        layer.copy(&format!("etc/nginx/{file}"), 0o644, &root.join("etc/nginx").join(file))?;
+        packages.copy(&mut layer, &format!("etc/nginx/{file}"), 0o644)?;
     }
-    layer.copy("usr/share/nginx/html/index.html", 0o644, &root.join("usr/share/nginx/html/index.html"))?;
+    packages.copy(&mut layer, "usr/share/nginx/html/index.html", 0o644)?;
     layer.file("usr/share/nginx/html/50x.html", 0o644, ERROR_PAGE);
-    Ok(())
+    Ok(layer)
 }
 
 const ERROR_PAGE: &str =

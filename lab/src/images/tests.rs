@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::elf::interpreter;
 use super::tree::Tree;
-use super::{ImageError, debian, elf, names, oci, remove_stale};
+use super::{ImageError, debian, elf, names, oci, stale};
 
 #[test]
 fn a_tree_writes_parents_first_and_the_same_bytes_whatever_the_order() {
@@ -84,7 +84,7 @@ fn only_archives_of_the_same_image_are_stale() {
     }
     let keep = folder.path().join("nginx-8899aabbccddeeff.tar");
     fs::write(&keep, "").unwrap();
-    remove_stale(folder.path(), "nginx", &keep).unwrap();
+    stale(folder.path(), "nginx", ".tar", &keep).unwrap();
     let left: Vec<bool> = files.iter().map(|file| folder.path().join(file).exists()).collect();
     assert_eq!(left, [false, true, true, true]);
     assert!(keep.exists());
@@ -98,7 +98,18 @@ fn dependencies_are_the_first_library_of_each_alternative() {
 
 #[test]
 fn names_are_full_unique_and_leave_out_the_tag_that_must_fail() {
-    let all: Vec<String> = [names::pause(), names::busybox(), names::nginx(), names::test_server()].concat();
+    let all: Vec<String> = [
+        names::pause(),
+        names::busybox(),
+        names::nginx(),
+        names::test_server(),
+        names::redis(),
+        names::redis_follower(),
+        names::redis_follower_gke(),
+        names::python(),
+        names::guestbook(),
+    ]
+    .concat();
     let unique: std::collections::BTreeSet<&String> = all.iter().collect();
     assert_eq!(unique.len(), all.len());
     assert!(all.iter().all(|name| name.split('/').next().unwrap().contains('.') && name.contains(':')));
