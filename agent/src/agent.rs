@@ -141,6 +141,8 @@ pub struct Handles {
     pub statuses: Arc<Statuses>,
     /// What the runtime holds.
     pub pleg: Arc<Pleg>,
+    /// The runtime itself.
+    pub runtime: Arc<dyn Runtime>,
     /// Addresses of the node.
     pub addresses: Vec<String>,
     /// The node object once registered.
@@ -264,9 +266,9 @@ pub async fn run(
     });
     let poke = Arc::new(Notify::new());
     let ready_rx = readiness.subscribe();
+    let trouble = watch::Sender::new(None);
     tasks.spawn(
         "runtime-health",
-    let trouble = watch::Sender::new(None);
         node::watch_health(runtime.clone(), readiness, network_state, trouble.subscribe(), poke.clone(), stop.clone()),
     );
 
@@ -304,6 +306,7 @@ pub async fn run(
         view: view.clone(),
         statuses: statuses.clone(),
         pleg: pleg.clone(),
+        runtime: runtime.clone(),
         addresses: addresses.clone(),
         node: object.subscribe(),
         endpoints,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
+use keelson_streaming::remotecommand::Options as StreamOptions;
 use kube_common::tasks::Tasks;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -15,11 +16,11 @@ use tracing::{info, warn};
 use crate::agent::Handles;
 use crate::config::kubelet::AuthorizationMode;
 use crate::pod;
-use crate::runtime::ContainerState;
+use crate::runtime::{ContainerState, ExecOutput, RuntimeError};
 use crate::server::Authentication;
 use crate::server::Authorization;
 use crate::server::tls::{TlsFiles, ensure_serving_certificate};
-use crate::server::{ContainerLog, NodeView, Server, ServerConfig, ServingNames, ViewError};
+use crate::server::{ContainerLog, NodeView, PodNetwork, Server, ServerConfig, ServingNames, ViewError};
 
 /// Pause before a port that is still taken (an agent that is just ending) is tried again.
 const BIND_RETRY: Duration = Duration::from_secs(1);
@@ -78,6 +79,55 @@ impl NodeView for AgentView {
         )
     }
 
+    fn exec_url<'a>(
+        &'a self,
+        container_id: &'a str,
+        command: Vec<String>,
+        options: StreamOptions,
+    ) -> BoxFuture<'a, Result<String, ViewError>> {
+        async move {
+            let url = self.handles.runtime.exec_url(container_id, command, options).await;
+            url.map_err(|error| runtime_error(container_id, &error))
+        }
+        .boxed()
+    }
+
+    fn attach_url<'a>(
+        &'a self,
+        container_id: &'a str,
+        options: StreamOptions,
+    ) -> BoxFuture<'a, Result<String, ViewError>> {
+        async move {
+            let url = self.handles.runtime.attach_url(container_id, options).await;
+            url.map_err(|error| runtime_error(container_id, &error))
+        }
+        .boxed()
+    }
+
+    fn run<'a>(&'a self, container_id: &'a str, command: Vec<String>) -> BoxFuture<'a, Result<ExecOutput, ViewError>> {
+        async move {
+            let output = self.handles.runtime.exec(container_id, command, Duration::ZERO).await;
+            output.map_err(|error| runtime_error(container_id, &error))
+        }
+        .boxed()
+    }
+
+    fn pod_network<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<PodNetwork, ViewError>> {
+        async move {
+            let record = self.handles.pleg.get(pod::uid(pod));
+            let sandbox = record.as_ref().and_then(|record| record.ready_sandbox());
+            let Some(sandbox) = sandbox else {
+                return Err(ViewError::Runtime { message: format!("pod {} has no running sandbox", pod::name(pod)) });
+            };
+            if sandbox.host_network {
+                return Ok(PodNetwork::Host);
+            }
+            let path = self.handles.runtime.network_namespace(&sandbox.id).await;
+            path.map(PodNetwork::Namespace).map_err(|error| runtime_error(&sandbox.id, &error))
+        }
+        .boxed()
+    }
+
     fn metrics(&self) -> String {
         self.handles.endpoints.metrics_text()
     }
@@ -93,6 +143,13 @@ impl NodeView for AgentView {
             None => Ok(()),
         }
     }
+}
+
+fn runtime_error(id: &str, error: &RuntimeError) -> ViewError {
+    if error.is_not_found() {
+        return ViewError::NoContainer { id: id.to_owned() };
+    }
+    ViewError::Runtime { message: error.to_string() }
 }
 
 /// Starts the HTTPS server; what prevents it is said once and leaves the pods alone.
@@ -161,6 +218,7 @@ fn server_config(handles: &Handles) -> Option<ServerConfig> {
             webhook: kubelet.authentication.webhook.enabled,
             token_ttl: kubelet.authentication.webhook.cache_ttl.0,
         },
+        stream_idle: kubelet.streaming_connection_idle_timeout.0,
         authorization: match kubelet.authorization.mode {
             AuthorizationMode::AlwaysAllow => Authorization::AlwaysAllow,
             AuthorizationMode::Webhook => Authorization::Webhook {

@@ -79,6 +79,8 @@ pub struct KubeletConfiguration {
     pub cgroup_driver: CgroupDriver,
     /// Deadline of runtime calls.
     pub runtime_request_timeout: GoDuration,
+    /// Streams (exec, attach, port-forward) without traffic for so long are ended.
+    pub streaming_connection_idle_timeout: GoDuration,
     /// Most pods on the node.
     pub max_pods: i32,
     /// Pod range of a node without an API server; one per family, separated by a comma.
@@ -159,8 +161,6 @@ pub struct KubeletConfiguration {
     preloaded_images_verification_allowlist: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     enable_contention_profiling: Option<serde_json::Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    streaming_connection_idle_timeout: Option<serde_json::Value>,
     #[serde(rename = "imageMinimumGCAge")]
     #[serde(skip_serializing_if = "Option::is_none")]
     image_minimum_gc_age: Option<serde_json::Value>,
@@ -321,6 +321,7 @@ impl Default for KubeletConfiguration {
             cgroups_per_qos: true,
             cgroup_driver: CgroupDriver::Cgroupfs,
             runtime_request_timeout: GoDuration::from_secs(120),
+            streaming_connection_idle_timeout: GoDuration::from_secs(4 * 3600),
             max_pods: 110,
             pod_cidr: None,
             pod_pids_limit: -1,
@@ -356,7 +357,6 @@ impl Default for KubeletConfiguration {
             image_pull_credentials_verification_policy: None,
             preloaded_images_verification_allowlist: None,
             enable_contention_profiling: None,
-            streaming_connection_idle_timeout: None,
             image_minimum_gc_age: None,
             image_maximum_gc_age: None,
             image_gc_high_threshold_percent: None,
@@ -438,7 +438,6 @@ impl KubeletConfiguration {
             ("imagePullCredentialsVerificationPolicy", &self.image_pull_credentials_verification_policy),
             ("preloadedImagesVerificationAllowlist", &self.preloaded_images_verification_allowlist),
             ("enableContentionProfiling", &self.enable_contention_profiling),
-            ("streamingConnectionIdleTimeout", &self.streaming_connection_idle_timeout),
             ("imageMinimumGCAge", &self.image_minimum_gc_age),
             ("imageMaximumGCAge", &self.image_maximum_gc_age),
             ("imageGCHighThresholdPercent", &self.image_gc_high_threshold_percent),

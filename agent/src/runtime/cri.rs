@@ -13,12 +13,13 @@ use hyper_util::rt::TokioIo;
 use k8s_cri::v1 as api;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use keelson_streaming::remotecommand::Options as StreamOptions;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
 use crate::metrics::Metrics;
-
 use crate::network::starting::Starting;
+
 use super::identity::{
     CONTAINER_HASH, CONTAINER_NAME, CONTAINER_RESTART_COUNT, POD_NAME, POD_NAMESPACE, POD_UID,
     TERMINATION_MESSAGE_PATH, TERMINATION_MESSAGE_POLICY,
@@ -36,7 +37,7 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(120);
 /// Deadline of a call that sets up a sandbox: twice the ordinary one, as upstream.
 pub const SANDBOX_DEADLINE: Duration = Duration::from_secs(240);
 /// Deadline of a cheap read: nothing may wait minutes for a listing.
-const READ_DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const READ_DEADLINE: Duration = Duration::from_secs(30);
 /// Pulls have no deadline of their own upstream; one hour keeps a dead registry from holding a slot for ever.
 const PULL_DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -44,7 +45,8 @@ const PULL_DEADLINE: Duration = Duration::from_secs(3600);
 pub struct CriRuntime {
     endpoint: Arc<str>,
     metrics: Metrics,
-    runtime: RuntimeServiceClient<Channel>,
+    starting: Arc<Starting>,
+    pub(super) runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
 }
 
@@ -75,9 +77,9 @@ impl CriRuntime {
         Self {
             endpoint: endpoint.into(),
             metrics,
+            starting: Arc::default(),
             runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
-            starting: Arc::default(),
                 .max_encoding_message_size(MAX_MESSAGE),
             images: ImageServiceClient::new(channel)
                 .max_decoding_message_size(MAX_MESSAGE)
@@ -85,14 +87,14 @@ impl CriRuntime {
         }
     }
 
-    /// Gives a call its deadline; boxed, because a request's future is tens of kilobytes.
-    fn call<'a, T: Send + 'a>(
     /// Sandboxes that are being made.
     #[must_use]
     pub fn starting(&self) -> Arc<Starting> {
         self.starting.clone()
     }
 
+    /// Gives a call its deadline; boxed, because a request's future is tens of kilobytes.
+    pub(super) fn call<'a, T: Send + 'a>(
         &'a self,
         call: &'static str,
         limit: Duration,
@@ -350,9 +352,9 @@ impl Runtime for CriRuntime {
 
     fn run_sandbox(&self, config: Box<api::PodSandboxConfig>, handler: String) -> Call<'_, String> {
         async move {
+            let _held = self.starting.sandbox().await;
             let request = api::RunPodSandboxRequest { config: Some(*config), runtime_handler: handler };
             let answer = self
-            let _held = self.starting.sandbox().await;
                 .call("RunPodSandbox", SANDBOX_DEADLINE, {
                     let mut client = self.runtime.clone();
                     async move { client.run_pod_sandbox(request).await }
@@ -477,6 +479,18 @@ impl Runtime for CriRuntime {
             Ok(ExecOutput { exit_code: answer.exit_code, output })
         }
         .boxed()
+    }
+
+    fn exec_url<'a>(&'a self, id: &'a str, command: Vec<String>, options: StreamOptions) -> Call<'a, String> {
+        self.exec_stream(id, command, options)
+    }
+
+    fn attach_url<'a>(&'a self, id: &'a str, options: StreamOptions) -> Call<'a, String> {
+        self.attach_stream(id, options)
+    }
+
+    fn network_namespace<'a>(&'a self, sandbox_id: &'a str) -> Call<'a, PathBuf> {
+        self.sandbox_network(sandbox_id)
     }
 
     fn reopen_log<'a>(&'a self, id: &'a str) -> Call<'a, ()> {

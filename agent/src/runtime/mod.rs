@@ -5,17 +5,20 @@
 //! Upstream counterpart: `pkg/kubelet/container` and `cri-client`.
 
 pub mod cri;
+mod cri_streams;
 pub mod events;
 #[cfg(test)]
 pub mod fake;
 pub mod identity;
 pub mod termination;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use k8s_cri::v1 as cri_v1;
+use keelson_streaming::remotecommand::Options as StreamOptions;
 
 /// Whether a sandbox can hold containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -338,6 +341,21 @@ pub trait Runtime: Send + Sync {
     fn remove_container<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
     /// Runs a command in a container.
     fn exec<'a>(&'a self, id: &'a str, command: Vec<String>, timeout: Duration) -> Call<'a, ExecOutput>;
+    /// Where the runtime serves the streams of a new command in a container.
+    fn exec_url<'a>(&'a self, id: &'a str, command: Vec<String>, options: StreamOptions) -> Call<'a, String> {
+        let _ = (id, command, options);
+        Box::pin(async { Err(RuntimeError::Unimplemented { call: "Exec" }) })
+    }
+    /// Where the runtime serves the streams of a container's own process.
+    fn attach_url<'a>(&'a self, id: &'a str, options: StreamOptions) -> Call<'a, String> {
+        let _ = (id, options);
+        Box::pin(async { Err(RuntimeError::Unimplemented { call: "Attach" }) })
+    }
+    /// The path of a sandbox's network namespace.
+    fn network_namespace<'a>(&'a self, sandbox_id: &'a str) -> Call<'a, PathBuf> {
+        let _ = sandbox_id;
+        Box::pin(async { Err(RuntimeError::Unimplemented { call: "PodSandboxStatus" }) })
+    }
     /// Opens the log file again after rotation.
     fn reopen_log<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
     /// Looks an image up; `None` when it is not there.

@@ -87,7 +87,7 @@ fn parse_query(query: &str, now: Timestamp) -> Result<Query, BadQuery> {
     Ok(Query { options, previous })
 }
 
-fn pairs(query: &str) -> impl Iterator<Item = (String, String)> + '_ {
+pub(super) fn pairs(query: &str) -> impl Iterator<Item = (String, String)> + '_ {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         (percent_decode(key), percent_decode(value))
@@ -95,7 +95,7 @@ fn pairs(query: &str) -> impl Iterator<Item = (String, String)> + '_ {
 }
 
 /// Undoes `%xx` and `+`; what does not decode stays as it is.
-fn percent_decode(text: &str) -> String {
+pub(super) fn percent_decode(text: &str) -> String {
     let hex = |byte: Option<&u8>| byte.and_then(|b| char::from(*b).to_digit(16));
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());

@@ -3,8 +3,7 @@
 //! Every request is authenticated (client certificate, or token by TokenReview) and authorised
 //! (SubjectAccessReview on `nodes/<subresource>`), `/healthz` too; without an explicit setting
 //! nothing is open. Work is bounded: connections, requests, log streams, cached decisions. What the
-//! node is doing comes through [`NodeView`]. Streams (exec, attach, port-forward) are not there yet
-//! and say so.
+//! node is doing comes through [`NodeView`].
 //!
 //! Upstream counterpart: `pkg/kubelet/server`.
 
@@ -13,6 +12,7 @@ pub mod authz;
 mod cache;
 mod container_logs;
 mod routes;
+mod streams;
 #[cfg(test)]
 mod tests;
 pub mod tls;
@@ -27,6 +27,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use k8s_openapi::api::core::v1::Pod;
+use keelson_streaming::remotecommand::Options as StreamOptions;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +39,8 @@ pub use tls::{TlsError, TlsFiles};
 
 use authn::PeerCertificate;
 use routes::Router;
+
+use crate::runtime::ExecOutput;
 
 /// Connections at once; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 1024;
@@ -71,6 +74,8 @@ pub struct ServerConfig {
     pub authentication: Authentication,
     /// Who may do what.
     pub authorization: Authorization,
+    /// A stream (exec, attach, port-forward) without any traffic for so long is ended.
+    pub stream_idle: Duration,
 }
 
 /// What to put into a self-signed serving certificate.
@@ -116,6 +121,15 @@ pub enum ViewError {
     },
 }
 
+/// Where a pod's ports are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodNetwork {
+    /// In the node's own network namespace.
+    Host,
+    /// In this one.
+    Namespace(PathBuf),
+}
+
 /// What the server shows of the node. Implemented by the agent's core.
 pub trait NodeView: Send + Sync + 'static {
     /// Every pod that the node wants, with the newest status.
@@ -132,6 +146,39 @@ pub trait NodeView: Send + Sync + 'static {
     fn container_ended(&self, container_id: &str) -> Option<BoxFuture<'static, ()>> {
         let _ = container_id;
         None
+    }
+
+    /// Where the runtime serves the streams of a new command in a container.
+    fn exec_url<'a>(
+        &'a self,
+        container_id: &'a str,
+        command: Vec<String>,
+        options: StreamOptions,
+    ) -> BoxFuture<'a, Result<String, ViewError>> {
+        let _ = (container_id, command, options);
+        Box::pin(async { Err(ViewError::NotServed { what: "/exec" }) })
+    }
+
+    /// Where the runtime serves the streams of a container's own process.
+    fn attach_url<'a>(
+        &'a self,
+        container_id: &'a str,
+        options: StreamOptions,
+    ) -> BoxFuture<'a, Result<String, ViewError>> {
+        let _ = (container_id, options);
+        Box::pin(async { Err(ViewError::NotServed { what: "/attach" }) })
+    }
+
+    /// Runs a command in a container to its end.
+    fn run<'a>(&'a self, container_id: &'a str, command: Vec<String>) -> BoxFuture<'a, Result<ExecOutput, ViewError>> {
+        let _ = (container_id, command);
+        Box::pin(async { Err(ViewError::NotServed { what: "/run" }) })
+    }
+
+    /// Where a pod's ports are.
+    fn pod_network<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<PodNetwork, ViewError>> {
+        let _ = pod;
+        Box::pin(async { Err(ViewError::NotServed { what: "/portForward" }) })
     }
 
     /// Metrics in OpenMetrics text form.
@@ -276,7 +323,7 @@ async fn connection(
         .max_concurrent_streams(MAX_H2_STREAMS)
         .max_header_list_size(MAX_HEAD as u32)
         .keep_alive_interval(HEAD_DEADLINE);
-    let serving = builder.serve_connection(TokioIo::new(stream), service);
+    let serving = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     let mut serving = std::pin::pin!(serving);
     let result = tokio::select! {
         result = serving.as_mut() => result,

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::authn::{Authenticator, PeerCertificate, Refused};
 use super::authz::{Access, Authorization, Authorizer, Denied};
 use super::container_logs;
+use super::streams::{Endpoint, Streams};
 use super::{MAX_LOG_STREAMS, MAX_REQUESTS, NodeView, ServerConfig, ServerError, ViewError};
 
 pub(super) type Body = BoxBody<Bytes, std::io::Error>;
@@ -30,6 +31,7 @@ pub(super) struct Router {
     authorizer: Authorizer,
     requests: Arc<Semaphore>,
     log_streams: Arc<Semaphore>,
+    streams: Streams,
 }
 
 /// An answer with a text body.
@@ -53,7 +55,7 @@ fn json(value: &impl Serialize) -> Answer {
     }
 }
 
-fn too_many() -> Answer {
+pub(super) fn too_many() -> Answer {
     let mut answer = text(StatusCode::TOO_MANY_REQUESTS, "too many requests to this node, try again later");
     answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     answer
@@ -97,11 +99,12 @@ impl Router {
             authorizer: Authorizer::new(&config.node_name, authorization, client),
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             log_streams: Arc::new(Semaphore::new(MAX_LOG_STREAMS)),
+            streams: Streams::new(config.stream_idle),
         })
     }
 
     /// Answers one request.
-    pub async fn handle<B>(
+    pub async fn handle<B: Send>(
         &self,
         request: Request<B>,
         peer: &Option<PeerCertificate>,
@@ -115,6 +118,11 @@ impl Router {
         };
         if let Err(refused) = self.admit(&request, peer.as_ref()).await {
             return refused;
+        }
+        if let Some((endpoint, rest)) = Endpoint::of(&path) {
+            // The session has a place of its own, and holds it longer.
+            drop(permit);
+            return Box::pin(self.streams.answer(&self.view, endpoint, rest, request, stop)).await;
         }
         let get = matches!(*request.method(), Method::GET | Method::HEAD);
         if let Some(rest) = logs {
@@ -163,16 +171,8 @@ impl Router {
     }
 
     async fn route(&self, path: &str, get: bool) -> Answer {
-        let first = path.split('/').find(|part| !part.is_empty());
-        match first.unwrap_or_default() {
-            stream @ ("exec" | "attach" | "portForward" | "run") => {
-                let body = format!(
-                    "/{stream} is not served by this agent yet: run the command in the node instead, e.g. with crictl"
-                );
-                return text(StatusCode::NOT_IMPLEMENTED, body);
-            }
-            _ if !get => return text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
-            _ => {}
+        if !get {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
         }
         match path {
             "/healthz" | "/healthz/" | "/healthz/ping" | "/healthz/log" | "/healthz/syncloop" => {

@@ -150,6 +150,7 @@ impl World {
             tls: TlsFiles { certificate, key, client_ca: Some(dir.path().join("ca.crt")) },
             authentication: Authentication::default(),
             authorization,
+            stream_idle: Duration::from_secs(60),
         };
         let (client, asked) = api();
         let view = Arc::clone(&node) as Arc<dyn NodeView>;
@@ -270,8 +271,7 @@ async fn a_client_certificate_and_what_it_may_read() {
     assert_eq!(world.admin("/nothing").await.status, StatusCode::NOT_FOUND);
     assert_eq!(world.admin("/stats/summary").await.status, StatusCode::NOT_IMPLEMENTED);
     let exec = world.admin("/exec/ns/web/c?command=sh").await;
-    assert_eq!(exec.status, StatusCode::NOT_IMPLEMENTED);
-    assert!(exec.body.contains("not served by this agent yet"), "{}", exec.body);
+    assert_eq!((exec.status, exec.body.as_str()), (StatusCode::BAD_REQUEST, "unable to upgrade: missing upgrade headers in request"));
     let asked = world.asked.lock().clone();
     assert_eq!(asked[0]["spec"]["user"], "admin");
     assert_eq!(asked[0]["spec"]["groups"], json!(["system:masters", "system:authenticated"]));
@@ -370,6 +370,7 @@ async fn the_webhook_needs_an_api_server() {
         tls: TlsFiles { certificate, key, client_ca: None },
         authentication: Authentication::default(),
         authorization: webhook(),
+        stream_idle: Duration::from_secs(60),
     };
     let node = Arc::new(FakeNode { pods: Vec::new(), log: Mutex::new(None) });
     let error = Server::bind(config, node, None).await.err().unwrap();

@@ -94,7 +94,7 @@ fn names(pod: &Value, field: &str) -> Vec<String> {
 }
 
 /// The container whose log is meant.
-fn container(pod: &Value, wanted: &str, pod_name: &str) -> Result<String, ApiError> {
+pub(super) fn container(pod: &Value, wanted: &str, pod_name: &str) -> Result<String, ApiError> {
     let containers = names(pod, "containers");
     let init = names(pod, "initContainers");
     let ephemeral = names(pod, "ephemeralContainers");
@@ -125,7 +125,7 @@ fn container(pod: &Value, wanted: &str, pod_name: &str) -> Result<String, ApiErr
 }
 
 /// Address and port the node's own object reports.
-fn agent(call: &Call, node: &str) -> Result<(String, u16), ApiError> {
+pub(super) fn agent(call: &Call, node: &str) -> Result<(String, u16), ApiError> {
     let res = lookup("", "v1", "nodes").ok_or_else(ApiError::no_such_resource)?;
     let object = call.server.get(res, "", node).ok_or_else(|| ApiError::not_found(res, node))?;
     let addresses = object["status"]["addresses"].as_array().map_or(&[][..], Vec::as_slice);

@@ -1,5 +1,6 @@
 //! Handlers: one function per verb, and the subresources that are more than a part of their object.
 
+pub mod connect;
 pub mod delete;
 pub mod log;
 pub mod raw;

@@ -21,6 +21,7 @@ use futures::future::BoxFuture;
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, header};
 use http_body_util::BodyExt;
+use hyper::upgrade::OnUpgrade;
 use keelson_kinds::{ApiError, Resource, lookup};
 use tower::Service;
 
@@ -104,9 +105,10 @@ impl ApiService {
 
     /// Answers one request.
     pub async fn handle(&self, request: Request<RequestBody>) -> Response<Body> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
+        let upgrade = parts.extensions.remove::<OnUpgrade>();
         let mut seen = Seen { verb: "", resource: "" };
-        let response = match self.route(&parts, body, &mut seen).await {
+        let response = match self.route(&parts, body, upgrade, &mut seen).await {
             Ok(response) => response,
             Err(error) => body::error(&error),
         };
@@ -114,7 +116,13 @@ impl ApiService {
         response
     }
 
-    async fn route(&self, parts: &Parts, body: RequestBody, seen: &mut Seen) -> Result<Response<Body>, ApiError> {
+    async fn route(
+        &self,
+        parts: &Parts,
+        body: RequestBody,
+        upgrade: Option<OnUpgrade>,
+        seen: &mut Seen,
+    ) -> Result<Response<Body>, ApiError> {
         let query = Query::parse(parts.uri.query().unwrap_or_default());
         match path::parse(parts.uri.path()) {
             Target::Plain => {
@@ -134,10 +142,50 @@ impl ApiService {
             }
             Target::Resource(path) => {
                 let user = self.authenticate(&parts.headers)?.ok_or_else(ApiError::unauthorized)?;
+                let segments = path.segments();
                 let (call, long) = self.admit(path, parts, query, user, seen)?;
+                if api::connect::connects(call.res.plural, &call.subresource) {
+                    return Box::pin(self.connect(call, parts, segments, body, upgrade)).await;
+                }
                 self.run(call, long, body).await
             }
         }
+    }
+
+    /// Connects a client to a back end; no time limit, and a place of its own.
+    async fn connect(
+        &self,
+        call: Call,
+        parts: &Parts,
+        segments: usize,
+        body: RequestBody,
+        upgrade: Option<OnUpgrade>,
+    ) -> Result<Response<Body>, ApiError> {
+        let (prefix, tail) = api::connect::split_path(parts.uri.path(), segments);
+        if call.verb != "create" && api::connect::needs_create(call.res.plural, &call.subresource, tail, &parts.headers)
+        {
+            let attributes = Attributes {
+                verb: "create".to_owned(),
+                group: call.res.group.to_owned(),
+                version: call.res.version.to_owned(),
+                resource: call.res.plural.to_owned(),
+                subresource: call.subresource.clone(),
+                namespace: call.namespace.clone(),
+                name: call.name.clone(),
+                path: String::new(),
+            };
+            self.authorize(&call.user, &attributes, Some(call.res))?;
+        }
+        let connect = api::connect::Connect {
+            method: parts.method.clone(),
+            prefix: prefix.to_owned(),
+            tail: tail.to_owned(),
+            query: parts.uri.query().unwrap_or_default().to_owned(),
+            body,
+            upgrade,
+            place: self.server.in_flight.connect()?,
+        };
+        api::connect::connect(&call, connect).await
     }
 
     async fn run(&self, mut call: Call, long: bool, body: RequestBody) -> Result<Response<Body>, ApiError> {

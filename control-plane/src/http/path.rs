@@ -29,6 +29,16 @@ pub struct ResourcePath {
     pub subresource: Option<String>,
 }
 
+impl ResourcePath {
+    /// How many non-empty segments of the URL lead to the subresource, it included.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        let root = if self.group.is_empty() { 2 } else { 3 };
+        let namespace = if self.namespace.is_some() { 2 } else { 0 };
+        root + namespace + 1 + usize::from(self.name.is_some()) + usize::from(self.subresource.is_some())
+    }
+}
+
 /// Subresources of a namespace, which look like resources within it.
 const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];
 
@@ -112,7 +122,7 @@ impl Query {
 }
 
 /// Decodes `%XX`; what is no valid escape or UTF-8 stays as it is.
-fn decode(text: &str) -> String {
+pub(crate) fn decode(text: &str) -> String {
     if !text.contains('%') {
         return text.to_owned();
     }
