@@ -271,7 +271,10 @@ async fn a_client_certificate_and_what_it_may_read() {
     assert_eq!(world.admin("/nothing").await.status, StatusCode::NOT_FOUND);
     assert_eq!(world.admin("/stats/summary").await.status, StatusCode::NOT_IMPLEMENTED);
     let exec = world.admin("/exec/ns/web/c?command=sh").await;
-    assert_eq!((exec.status, exec.body.as_str()), (StatusCode::BAD_REQUEST, "unable to upgrade: missing upgrade headers in request"));
+    assert_eq!(
+        (exec.status, exec.body.as_str()),
+        (StatusCode::BAD_REQUEST, "unable to upgrade: missing upgrade headers in request")
+    );
     let asked = world.asked.lock().clone();
     assert_eq!(asked[0]["spec"]["user"], "admin");
     assert_eq!(asked[0]["spec"]["groups"], json!(["system:masters", "system:authenticated"]));
