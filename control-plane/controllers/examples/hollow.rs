@@ -5,6 +5,8 @@
 #[path = "../tests/support/hollow.rs"]
 mod hollow;
 
+use std::time::Duration;
+
 use anyhow::Context;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -23,7 +25,7 @@ async fn main() -> anyhow::Result<()> {
         hollow::register(&client, name).await?;
     }
     println!("{count} nodes registered");
-    tokio::spawn(hollow::renew(client.clone(), names));
+    tokio::spawn(hollow::renew(client.clone(), names, Duration::from_secs(10)));
     hollow::run_pods(client).await;
     Ok(())
 }

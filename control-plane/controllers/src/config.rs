@@ -10,6 +10,8 @@ use ipnet::IpNet;
 pub const DEFAULT_NODE_CIDR_MASK_SIZE: u8 = 24;
 /// Upstream's `--node-monitor-grace-period` since 1.32: silence after which a node's conditions become Unknown.
 pub const DEFAULT_NODE_MONITOR_GRACE_PERIOD: Duration = Duration::from_secs(50);
+/// Upstream's `--node-startup-grace-period`: the same for a node that never posted its Ready condition.
+pub const DEFAULT_NODE_STARTUP_GRACE_PERIOD: Duration = Duration::from_secs(60);
 /// Upstream's `--terminated-pod-gc-threshold`.
 pub const DEFAULT_TERMINATED_POD_THRESHOLD: usize = 12_500;
 /// The scheduler name a pod gets when it names none.
@@ -32,6 +34,8 @@ pub struct Config {
     pub root_ca_pem: String,
     /// How long a node may be silent before its conditions become Unknown.
     pub node_monitor_grace_period: Duration,
+    /// The same for a node that has not reported yet.
+    pub node_startup_grace_period: Duration,
     /// Finished pods kept before the oldest are deleted; 0 keeps all.
     pub terminated_pod_threshold: usize,
     /// The `schedulerName` whose pods the scheduler takes.
@@ -48,6 +52,7 @@ impl Default for Config {
             cluster_domain: "cluster.local".to_owned(),
             root_ca_pem: String::new(),
             node_monitor_grace_period: DEFAULT_NODE_MONITOR_GRACE_PERIOD,
+            node_startup_grace_period: DEFAULT_NODE_STARTUP_GRACE_PERIOD,
             terminated_pod_threshold: DEFAULT_TERMINATED_POD_THRESHOLD,
             scheduler_name: DEFAULT_SCHEDULER_NAME.to_owned(),
         }

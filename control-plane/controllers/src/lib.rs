@@ -11,6 +11,7 @@
 mod adopt;
 mod claim;
 mod config;
+mod cronjob;
 mod daemonset;
 mod deployment;
 mod endpoints;
@@ -33,7 +34,10 @@ mod statefulset;
 mod template;
 mod ttl_after_finished;
 
-pub use config::{Config, ConfigError, RunError};
+pub use config::{
+    Config, ConfigError, DEFAULT_NODE_MONITOR_GRACE_PERIOD, DEFAULT_NODE_STARTUP_GRACE_PERIOD,
+    DEFAULT_TERMINATED_POD_THRESHOLD, RunError,
+};
 
 use kube::Client;
 use tokio_util::sync::CancellationToken;

@@ -1,5 +1,5 @@
-//! Pods that nobody else will end: those of nodes that no longer exist, those deleted before they had a node, and the
-//! oldest of too many finished ones.
+//! Pods that nobody else will end: those of nodes that no longer exist or were declared out of service, those deleted
+//! before they had a node, and the oldest of too many finished ones.
 //!
 //! Invariant: a pod is only called orphaned after its node was missing for a while and the server itself says so.
 //!
@@ -20,12 +20,16 @@ use tracing::info;
 use crate::engine::index::Change;
 use crate::engine::{Caches, Key, Kind, Outcome, Queue, Reconcile, ReconcileError};
 use crate::meta::created;
+use crate::node_lifecycle::health::readiness;
 use crate::pods;
 
 /// A node must be missing for this long before its pods are orphans (upstream's `quarantineTime`).
 const QUARANTINE: Duration = Duration::from_secs(40);
 /// Changes of pods are looked at together after this time (upstream checks every 20 s).
 const GATHER: Duration = Duration::from_secs(5);
+
+/// Put on a node by people who made sure that it is off: its pods will never end by themselves.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The only key: one sweep is over all pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,7 +67,7 @@ impl PodGc {
         queue.add(Sweep);
         let target = Arc::clone(queue);
         self.caches.nodes.on_change(move |change| {
-            if matches!(change, Change::Deleted(_)) {
+            if matches!(change, Change::Deleted(_)) || is_out_of_service(change.object()) {
                 target.add(Sweep);
             }
         });
@@ -71,7 +75,9 @@ impl PodGc {
         self.caches.pods.on_change(move |change| {
             let pod = change.object();
             let is_left = match pods::node_name(pod) {
-                Some(node) => caches.nodes.get("", node).is_none(),
+                Some(node) => {
+                    caches.nodes.get("", node).is_none_or(|n| pods::is_terminating(pod) && is_out_of_service(&n))
+                }
                 None => pods::is_terminating(pod),
             };
             let has_ended = threshold > 0 && pods::is_terminal(pod);
@@ -97,11 +103,16 @@ impl PodGc {
         Ok((lost, next))
     }
 
-    async fn fail_and_delete(&self, pod: &Pod) -> Result<(), ReconcileError> {
+    /// Marks the pod as failed, so that whoever counts ended pods sees its end, and deletes it. `why` is for a pod that had
+    /// a node.
+    async fn fail_and_delete(&self, pod: &Pod, why: Option<&str>) -> Result<(), ReconcileError> {
         if !pods::is_terminal(pod) {
-            let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"phase": "Failed", "conditions": [{
-                "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
-                "message": "PodGC: node no longer exists", "lastTransitionTime": Timestamp::now().to_string()}]}});
+            let mut patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"phase": "Failed"}});
+            if let Some(why) = why {
+                patch["status"]["conditions"] = json!([{
+                    "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
+                    "message": why, "lastTransitionTime": Timestamp::now().to_string()}]);
+            }
             match self.pods.patch(&Key::of(pod), Some("status"), &Patch::Strategic(patch)).await {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
@@ -128,6 +139,13 @@ fn quarantine(missing: &mut HashMap<String, Instant>, named: &[&str], now: Insta
     (due, next)
 }
 
+/// The node is not ready, and people say that it will not come back by itself.
+fn is_out_of_service(node: &Node) -> bool {
+    let taints = node.spec.as_ref().and_then(|s| s.taints.as_ref());
+    let is_declared = taints.into_iter().flatten().any(|taint| taint.key == OUT_OF_SERVICE);
+    is_declared && readiness(node) != "True"
+}
+
 /// The oldest finished pods beyond the threshold.
 fn surplus(all: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
     if threshold == 0 {
@@ -151,11 +169,18 @@ impl Reconcile for PodGc {
             self.delete(&pod).await?;
         }
         for pod in all.iter().filter(|p| pods::is_terminating(p) && pods::node_name(p).is_none()) {
-            self.delete(pod).await?;
+            self.fail_and_delete(pod, None).await?;
+        }
+        let given_up = |pod: &&Arc<Pod>| {
+            let node = pods::node_name(pod).and_then(|name| self.caches.nodes.get("", name));
+            pods::is_terminating(pod) && node.is_some_and(|node| is_out_of_service(&node))
+        };
+        for pod in all.iter().filter(given_up) {
+            self.fail_and_delete(pod, None).await?;
         }
         let (lost, next) = self.lost_nodes(&all).await?;
         for pod in all.iter().filter(|p| pods::node_name(p).is_some_and(|node| lost.iter().any(|l| l == node))) {
-            self.fail_and_delete(pod).await?;
+            self.fail_and_delete(pod, Some("PodGC: node no longer exists")).await?;
         }
         Ok(Outcome::after(next))
     }
@@ -176,6 +201,18 @@ mod tests {
         let names: Vec<_> = surplus(&all, 1).iter().map(|p| p.metadata.name.clone().unwrap()).collect();
         assert_eq!(names, ["1", "2"]);
         assert!(surplus(&all, 0).is_empty());
+    }
+
+    #[test]
+    fn a_node_is_out_of_service_when_people_say_so_and_it_is_not_ready() {
+        let node = |key: &str, ready: &str| -> Node {
+            serde_json::from_value(json!({"spec": {"taints": [{"key": key, "effect": "NoExecute"}]},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]}}))
+            .unwrap()
+        };
+        assert!(is_out_of_service(&node(OUT_OF_SERVICE, "Unknown")));
+        assert!(!is_out_of_service(&node(OUT_OF_SERVICE, "True")));
+        assert!(!is_out_of_service(&node("other", "Unknown")));
     }
 
     #[tokio::test(start_paused = true)]

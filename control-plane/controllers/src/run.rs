@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::config::{Config, RunError};
+use crate::cronjob::shell::CronJobs;
 use crate::daemonset::shell::DaemonSets;
 use crate::deployment::shell::Deployments;
 use crate::endpoints::shell::{LegacyEndpoints, Slices};
@@ -110,6 +111,7 @@ fn controllers(caches: &Arc<Caches>, events: &Events, config: &Config, starters:
     add!(starters, DaemonSets::new(caches, events.clone()), WORKERS);
     add!(starters, StatefulSets::new(caches, events.clone()), WORKERS);
     add!(starters, Jobs::new(caches, events.clone()), WORKERS);
+    add!(starters, CronJobs::new(caches, events.clone()), WORKERS);
     add!(starters, TtlAfterFinished::new(caches), WORKERS);
     add!(starters, Slices::new(caches, events.clone()), WORKERS);
     add!(starters, LegacyEndpoints::new(caches), WORKERS);
@@ -121,7 +123,7 @@ fn controllers(caches: &Arc<Caches>, events: &Events, config: &Config, starters:
     if !config.cluster_cidrs.is_empty() {
         add!(starters, NodeIpam::new(caches, events.clone(), config), 1);
     }
-    add!(starters, NodeHealth::new(caches, events.clone(), config.node_monitor_grace_period), 1);
+    add!(starters, NodeHealth::new(caches, events.clone(), config), 1);
     add!(starters, TaintEviction::new(caches, events.clone()), WORKERS);
     add!(starters, PodGc::new(caches, config.terminated_pod_threshold), 1);
     starters.push(collector(caches, events));

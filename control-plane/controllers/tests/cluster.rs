@@ -5,88 +5,24 @@
 
 #[path = "support/hollow.rs"]
 mod hollow;
+#[path = "support/server.rs"]
+mod server;
 
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Event, Namespace, Node, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use keelson_controllers::{Config, run_all};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
-use serde::de::DeserializeOwned;
 use serde_json::json;
+use server::{Space, connect, eventually, parse, program, start};
 use tokio_util::sync::CancellationToken;
 
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The API server; killed by its own process id when dropped.
-struct Server {
-    child: Child,
-    folder: tempfile::TempDir,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn program() -> Option<PathBuf> {
-    let test = std::env::current_exe().ok()?;
-    let path = test.parent()?.parent()?.join("control-plane");
-    // The first skeletons of the program are only a few hundred kilobytes.
-    path.metadata().is_ok_and(|m| m.len() > 1_000_000).then_some(path)
-}
-
-fn start(program: &Path) -> anyhow::Result<Server> {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let folder = tempfile::tempdir()?;
-    let child = Command::new(program)
-        .args(["serve", "--only", "apiserver", "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1"])
-        .args(["--secure-port", &port.to_string(), "--data-dir"])
-        .arg(folder.path())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    Ok(Server { child, folder })
-}
-
-async fn connect(server: &Server) -> anyhow::Result<Client> {
-    let path = server.folder.path().join("admin.kubeconfig");
-    eventually("the API server answers", || async {
-        let kubeconfig = Kubeconfig::read_from(&path).ok()?;
-        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.ok()?;
-        let client = Client::try_from(config).ok()?;
-        client.apiserver_version().await.ok()?;
-        Some(client)
-    })
-    .await
-}
-
-/// Waits until `probe` has a result.
-async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, probe: impl Fn() -> F) -> anyhow::Result<T> {
-    let start = tokio::time::Instant::now();
-    loop {
-        if let Some(result) = probe().await {
-            return Ok(result);
-        }
-        if start.elapsed() > PATIENCE {
-            bail!("not within {PATIENCE:?}: {what}");
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-fn parse<K: DeserializeOwned>(value: serde_json::Value) -> anyhow::Result<K> {
-    serde_json::from_value(value).context("test object")
-}
+/// As often as real agents.
+const LEASE_RENEWAL: Duration = Duration::from_secs(10);
 
 fn deployment(name: &str, replicas: i32, image: &str) -> serde_json::Value {
     json!({"metadata": {"name": name}, "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": {
@@ -94,30 +30,7 @@ fn deployment(name: &str, replicas: i32, image: &str) -> serde_json::Value {
         "spec": {"containers": [{"name": "c", "image": image, "ports": [{"name": "http", "containerPort": 8080}]}]}}}})
 }
 
-/// One namespace's API.
-struct Space {
-    client: Client,
-    name: &'static str,
-}
-
 impl Space {
-    fn api<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
-    {
-        Api::namespaced(self.client.clone(), self.name)
-    }
-
-    async fn count<K>(&self) -> usize
-    where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + DeserializeOwned
-            + std::fmt::Debug,
-    {
-        self.api::<K>().list(&ListParams::default()).await.map_or(usize::MAX, |list| list.items.len())
-    }
-
     async fn rolled_out(&self, name: &str, replicas: i32) -> anyhow::Result<Deployment> {
         let api: Api<Deployment> = self.api();
         eventually(&format!("{name} is complete with {replicas}"), || async {
@@ -153,14 +66,14 @@ async fn controllers_on_the_real_api_server() -> anyhow::Result<()> {
         return Ok(());
     };
     kube_common::tls::install_ring();
-    let server = start(&program)?;
+    let server = start(&program, &[])?;
     let client = connect(&server).await?;
     let stop = CancellationToken::new();
     let config =
         Config { cluster_cidrs: vec!["10.244.0.0/16".parse()?], root_ca_pem: "the CA".to_owned(), ..Config::default() };
     let running = tokio::spawn(run_all(client.clone(), config, stop.clone()));
     let pretending = tokio::spawn(hollow::run_pods(client.clone()));
-    let renewing = tokio::spawn(hollow::renew(client.clone(), vec!["n1".to_owned(), "n2".to_owned()]));
+    let renewing = tokio::spawn(hollow::renew(client.clone(), vec!["n1".to_owned(), "n2".to_owned()], LEASE_RENEWAL));
     let space = Space { client: client.clone(), name: "default" };
 
     a_pod_waits_for_a_node_and_says_so(&space).await?;

@@ -73,6 +73,13 @@ impl Collector {
         this.share(&caches.slices);
         this.share(&caches.deployments);
         this.share(&caches.replica_sets);
+        this.share(&caches.replication_controllers);
+        this.share(&caches.daemon_sets);
+        this.share(&caches.stateful_sets);
+        this.share(&caches.revisions);
+        this.share(&caches.claims);
+        this.share(&caches.jobs);
+        this.share(&caches.cron_jobs);
         this.share(&caches.service_accounts);
         this
     }

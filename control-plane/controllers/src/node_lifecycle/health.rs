@@ -14,8 +14,6 @@ pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
 /// The node is silent.
 pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
-/// Grace of a node that never posted its Ready condition (upstream's `--node-startup-grace-period`).
-pub const STARTUP_GRACE: Duration = Duration::from_secs(60);
 /// Above this number of nodes a large failure slows evictions down instead of stopping them (upstream's default).
 const LARGE_CLUSTER: usize = 50;
 /// Share of unready nodes from which a failure is large (upstream's `--unhealthy-zone-threshold`).
@@ -46,11 +44,6 @@ pub fn readiness(node: &Node) -> &str {
 /// The node has said at least once whether it is ready.
 pub fn has_reported(node: &Node) -> bool {
     condition(node, "Ready").is_some()
-}
-
-/// How long the node may be silent.
-pub fn grace(node: &Node, configured: Duration) -> Duration {
-    if has_reported(node) { configured } else { STARTUP_GRACE }
 }
 
 /// The node's conditions after a silence that was too long; `None` if they say so already.

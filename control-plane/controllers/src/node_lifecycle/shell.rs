@@ -12,7 +12,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::eviction::{Leave, leave};
-use super::health::{Evictions, grace, has_no_execute, readiness, silenced, taints, wanted_no_execute};
+use super::health::{Evictions, has_no_execute, has_reported, readiness, silenced, taints, wanted_no_execute};
+use crate::config::Config;
 use crate::engine::events::Level;
 use crate::engine::index::Change;
 use crate::engine::{Caches, Events, Key, Kind, Outcome, Queue, Reconcile, ReconcileError};
@@ -29,6 +30,7 @@ pub struct NodeHealth {
     pods: Kind<Pod>,
     events: Events,
     grace: Duration,
+    startup_grace: Duration,
     /// Last sign of life of each node, by our clock.
     alive: Arc<Mutex<HashMap<String, Instant>>>,
     /// When the next node may be told to evict.
@@ -37,13 +39,14 @@ pub struct NodeHealth {
 
 impl NodeHealth {
     /// The controller over these caches.
-    pub fn new(caches: &Arc<Caches>, events: Events, grace: Duration) -> Self {
+    pub fn new(caches: &Arc<Caches>, events: Events, config: &Config) -> Self {
         Self {
             nodes: Kind::new(caches.client.clone(), Arc::clone(&caches.nodes)),
             pods: Kind::new(caches.client.clone(), Arc::clone(&caches.pods)),
             caches: Arc::clone(caches),
             events,
-            grace,
+            grace: config.node_monitor_grace_period,
+            startup_grace: config.node_startup_grace_period,
             alive: Arc::default(),
             next_eviction: Mutex::new(None),
         }
@@ -52,15 +55,28 @@ impl NodeHealth {
     /// Makes changes of nodes fill `queue`, and notes signs of life.
     pub fn listen(&self, queue: &Arc<Queue<Key>>) {
         let (target, alive, caches) = (Arc::clone(queue), Arc::clone(&self.alive), Arc::clone(&self.caches));
+        let events = self.events.clone();
         self.caches.nodes.on_change(move |change| {
             let node = change.object().as_ref();
             let name = name_of(node);
             match change {
                 Change::Deleted(_) => {
                     alive.lock().remove(name);
+                    say(
+                        &events,
+                        node,
+                        "RemovingNode",
+                        format!("Node {name} event: Removing Node {name} from Controller"),
+                    );
                 }
                 Change::Added(_) => {
                     alive.lock().insert(name.to_owned(), Instant::now());
+                    say(
+                        &events,
+                        node,
+                        "RegisteredNode",
+                        format!("Node {name} event: Registered Node {name} in Controller"),
+                    );
                 }
                 Change::Updated { old, .. } => {
                     if heartbeat(node).is_some_and(|beat| heartbeat(old) != Some(beat)) {
@@ -74,6 +90,15 @@ impl NodeHealth {
                 for other in caches.nodes.all() {
                     target.add(Key::of(other.as_ref()));
                 }
+            }
+        });
+        let (target, caches) = (Arc::clone(queue), Arc::clone(&self.caches));
+        self.caches.pods.on_change(move |change| {
+            let pod = change.object();
+            let node = pods::node_name(pod).filter(|_| !matches!(change, Change::Deleted(_)) && pods::is_ready(pod));
+            // A pod that says it is ready on a node that says nothing: bound just now, or not marked because of an error.
+            if let Some(node) = node.and_then(|name| caches.nodes.get("", name)).filter(|n| readiness(n) == "Unknown") {
+                target.add(Key::of(node.as_ref()));
             }
         });
         let alive = Arc::clone(&self.alive);
@@ -92,7 +117,8 @@ impl NodeHealth {
     /// Time until the node's silence is too long; `None` if it is.
     fn time_left(&self, node: &Node) -> Option<Duration> {
         let last = *self.alive.lock().entry(name_of(node).to_owned()).or_insert_with(Instant::now);
-        let left = grace(node, self.grace).saturating_sub(last.elapsed());
+        let grace = if has_reported(node) { self.grace } else { self.startup_grace };
+        let left = grace.saturating_sub(last.elapsed());
         (!left.is_zero()).then_some(left)
     }
 
@@ -124,19 +150,29 @@ impl NodeHealth {
         }
     }
 
-    async fn mark_pods_unready(&self, node: &str) {
+    /// Takes the node's pods out of service: nobody can say whether they still work.
+    async fn mark_pods_unready(&self, node: &str) -> Result<(), ReconcileError> {
         let pods = self.caches.pods.all();
+        let mut failed = None;
         for pod in pods.iter().filter(|p| pods::node_name(p) == Some(node) && pods::is_ready(p)) {
             let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [
                 {"type": "Ready", "status": "False", "lastTransitionTime": Timestamp::now().to_string()}]}});
             let result = self.pods.patch(&Key::of(pod.as_ref()), Some("status"), &Patch::Strategic(patch)).await;
-            if let Err(error) = result.map(drop) {
-                tracing::debug!(pod = %Key::of(pod.as_ref()), %error, "pod of a silent node not marked unready");
+            match result {
+                Ok(_) => {
+                    let message = "Node is not ready".to_owned();
+                    self.events.about(pod.as_ref(), COMPONENT, Level::Warning, "NodeNotReady", message);
+                }
+                Err(error) if error.is_not_found() => {}
+                Err(error) => failed = Some(error),
             }
-            let message = "Node is not ready".to_owned();
-            self.events.about(pod.as_ref(), COMPONENT, Level::Warning, "NodeNotReady", message);
         }
+        failed.map_or(Ok(()), Err)
     }
+}
+
+fn say(events: &Events, node: &Node, reason: &'static str, message: String) {
+    events.about(node, COMPONENT, Level::Normal, reason, message);
 }
 
 /// When the node's agent last vouched for its readiness; what this controller writes does not count.
@@ -166,9 +202,14 @@ impl Reconcile for NodeHealth {
             if was_ready {
                 let message = format!("Node {} status is now: NodeNotReady", key.name);
                 self.events.about(node.as_ref(), COMPONENT, Level::Normal, "NodeNotReady", message);
-                self.mark_pods_unready(&key.name).await;
             }
         }
+        // Taints go on even if a pod could not be marked: the next try marks it.
+        let marked = if readiness(&node) == "Unknown" && has_reported(&node) {
+            self.mark_pods_unready(&key.name).await
+        } else {
+            Ok(())
+        };
         let (no_execute, turn) = self.no_execute(&node);
         let mut wanted = node.as_ref().clone();
         let taints = taints(&node, no_execute, Timestamp::now());
@@ -177,6 +218,7 @@ impl Reconcile for NodeHealth {
             wanted.spec.get_or_insert_default().taints = (!taints.is_empty()).then_some(taints);
             self.nodes.update(&node, &wanted).await?;
         }
+        marked?;
         Ok(Outcome::after([left, turn].into_iter().flatten().min()))
     }
 }

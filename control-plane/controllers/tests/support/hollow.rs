@@ -1,4 +1,5 @@
-//! Nodes that only pretend: they register, and their pods become ready at once and end when deleted.
+//! Nodes that only pretend: they register, and their pods become ready at once and end when deleted. A pod with the label
+//! `hollow` of value `succeed` or `fail` ends at once instead.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -29,8 +30,8 @@ pub async fn register(client: &Client, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Renews the leases of the nodes, for ever.
-pub async fn renew(client: Client, names: Vec<String>) {
+/// Renews the leases of the nodes again and again.
+pub async fn renew(client: Client, names: Vec<String>, every: Duration) {
     let leases: Api<Lease> = Api::namespaced(client, "kube-node-lease");
     loop {
         for name in &names {
@@ -44,7 +45,16 @@ pub async fn renew(client: Client, names: Vec<String>) {
                 }
             }
         }
-        tokio::time::sleep(Duration::from_secs(10)).await;
+        tokio::time::sleep(every).await;
+    }
+}
+
+/// Phase and exit code of a pod that ends at once.
+fn end_of(labels: &std::collections::BTreeMap<String, String>) -> Option<(&'static str, i32)> {
+    match labels.get("hollow").map(String::as_str) {
+        Some("succeed") => Some(("Succeeded", 0)),
+        Some("fail") => Some(("Failed", 1)),
+        _ => None,
     }
 }
 
@@ -53,6 +63,15 @@ async fn act(client: Client, pod: Pod, number: usize) {
     let pods: Api<Pod> = Api::namespaced(client, &namespace);
     let result = if pod.metadata.deletion_timestamp.is_some() {
         pods.delete(&name, &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await.map(drop)
+    } else if let Some(end) = end_of(&pod.metadata.labels.clone().unwrap_or_default()) {
+        if pod.status.as_ref().and_then(|s| s.phase.as_deref()) != Some("Pending") {
+            return;
+        }
+        let now = Timestamp::now().to_string();
+        let state = json!({"terminated": {"exitCode": end.1, "finishedAt": now}});
+        let status = json!({"status": {"phase": end.0, "containerStatuses": [{"name": "c", "image": "x", "imageID": "x",
+            "ready": false, "restartCount": 0, "state": state}]}});
+        pods.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await.map(drop)
     } else if pod.status.as_ref().and_then(|s| s.pod_ip.as_ref()).is_none() {
         let now = Timestamp::now().to_string();
         let ip = format!("10.244.{}.{}", number / 250 % 250, number % 250 + 1);

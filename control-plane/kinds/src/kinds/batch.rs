@@ -62,6 +62,11 @@ fn default_job(obj: &mut Value) {
     val::default(spec, "completionMode", "NonIndexed");
     val::default(spec, "suspend", false);
     val::default(spec, "manualSelector", false);
+    for rule in val::child_mut(spec, "podFailurePolicy").into_iter().flat_map(|p| val::list_mut(p, "rules")) {
+        for pattern in val::list_mut(rule, "onPodConditions") {
+            val::default(pattern, "status", "True");
+        }
+    }
     let replacement = if spec.get("podFailurePolicy").is_some() { "Failed" } else { "TerminatingOrFailed" };
     val::default(spec, "podReplacementPolicy", replacement);
     template::template(spec);
@@ -119,6 +124,42 @@ fn job_spec(spec: &Value, at: &str) -> Vec<FieldError> {
         }
         "OnFailure" | "Never" => {}
         other => errors.push(FieldError::not_supported(field, other, &["OnFailure", "Never"])),
+    }
+    errors.extend(job_policies(spec, policy, at));
+    errors
+}
+
+/// What the rules for failures and success ask of the rest of the spec.
+fn job_policies(spec: &Value, restart_policy: &str, at: &str) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let is_indexed = val::text(spec, "completionMode") == "Indexed";
+    if spec.get("podFailurePolicy").is_some() {
+        if restart_policy != "Never" {
+            errors.push(FieldError::invalid(
+                format!("{at}.template.spec.restartPolicy"),
+                restart_policy,
+                "only \"Never\" is supported when podFailurePolicy is specified",
+            ));
+        }
+        for (i, rule) in val::list(spec, "podFailurePolicy.rules").iter().enumerate() {
+            let actions = ["Count", "FailIndex", "FailJob", "Ignore"];
+            let action = val::text(rule, "action");
+            if !actions.contains(&action) {
+                let path = format!("{at}.podFailurePolicy.rules[{i}].action");
+                errors.push(FieldError::not_supported(path, action, &actions));
+            }
+        }
+    }
+    if !is_indexed {
+        for key in ["backoffLimitPerIndex", "maxFailedIndexes", "successPolicy"] {
+            if let Some(value) = spec.get(key) {
+                errors.push(FieldError::invalid(
+                    format!("{at}.{key}"),
+                    value.clone(),
+                    "requires indexed completion mode",
+                ));
+            }
+        }
     }
     errors
 }

@@ -273,6 +273,20 @@ kind!(REPLICATION_CONTROLLERS: "core" "" "v1" "ReplicationController", "replicat
     "/registry/controllers/", core::ReplicationController, CONTROLLER_RULES, CONTROLLER_COLUMNS, short_names: &["rc"],
     categories: &["all"], subresources: &[SCALE, status("", "v1", "ReplicationController")]);
 
+/// Counts changes of a daemon set's template, for clients of the days before revisions.
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+
+fn template_generation(set: &Value) -> i64 {
+    let annotations = val::at(set, "metadata.annotations");
+    let text = annotations.and_then(|a| a.get(TEMPLATE_GENERATION)).and_then(Value::as_str);
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn set_template_generation(set: &mut Value, generation: i64) {
+    let annotations = val::child(val::child(set, "metadata"), "annotations");
+    val::set(annotations, TEMPLATE_GENERATION, generation.to_string());
+}
+
 static DAEMON_SET_RULES: Rules = Rules {
     defaults: |obj| {
         let spec = val::child(obj, "spec");
@@ -289,12 +303,34 @@ static DAEMON_SET_RULES: Rules = Rules {
     create: |obj| {
         let zero = json!({"currentNumberScheduled": 0, "desiredNumberScheduled": 0, "numberMisscheduled": 0, "numberReady": 0});
         val::set(obj, "status", zero);
+        let generation = template_generation(obj).max(1);
+        set_template_generation(obj, generation);
+    },
+    update: |new, old, _| {
+        let changed = !val::same(val::at(new, "spec.template"), val::at(old, "spec.template"));
+        set_template_generation(new, template_generation(old) + i64::from(changed));
     },
     validate: |obj| {
         let mut errors: Vec<FieldError> =
             ["spec.minReadySeconds", "spec.revisionHistoryLimit"].iter().filter_map(|p| not_negative(obj, p)).collect();
         errors.extend(selector_and_template(obj, "daemonset"));
         errors.extend(super::one_of(obj, "spec.updateStrategy.type", &["OnDelete", "RollingUpdate"]));
+        if val::text(obj, "spec.updateStrategy.type") == "RollingUpdate" {
+            let at = "spec.updateStrategy.rollingUpdate";
+            let unavailable = int_or_percent(obj, &format!("{at}.maxUnavailable"), &mut errors);
+            let surge = int_or_percent(obj, &format!("{at}.maxSurge"), &mut errors);
+            match (unavailable, surge) {
+                (Some(true), Some(true)) => {
+                    errors.push(FieldError::required(format!("{at}.maxUnavailable"), "cannot be 0 when maxSurge is 0"));
+                }
+                (Some(false), Some(false)) => {
+                    let path = format!("{at}.maxSurge");
+                    let shown = val::at(obj, &path).cloned().unwrap_or(Value::Null);
+                    errors.push(FieldError::invalid(path, shown, "may not be set when maxUnavailable is non-zero"));
+                }
+                _ => {}
+            }
+        }
         errors
     },
     validate_update: selector_is_fixed,
@@ -499,6 +535,20 @@ mod tests {
                 "spec.strategy.rollingUpdate.maxUnavailable: Invalid value: \"0%\": may not be 0 when `maxSurge` is 0",
             ]
         );
+    }
+
+    #[test]
+    fn a_daemon_set_counts_changes_of_its_template() {
+        let mut old = json!({"metadata": {"name": "d"}, "spec": {"template": {"spec": {"containers": []}}}});
+        DAEMON_SETS.strategy.prepare_create(&mut old);
+        assert_eq!(old["metadata"]["annotations"][TEMPLATE_GENERATION], "1");
+        let mut new = old.clone();
+        new["metadata"]["annotations"] = json!({"mine": "x"});
+        DAEMON_SETS.strategy.prepare_update(&mut new, &old, Part::Main);
+        assert_eq!(new["metadata"]["annotations"], json!({"mine": "x", TEMPLATE_GENERATION: "1"}));
+        new["spec"]["template"]["spec"]["hostNetwork"] = json!(true);
+        DAEMON_SETS.strategy.prepare_update(&mut new, &old, Part::Main);
+        assert_eq!(new["metadata"]["annotations"][TEMPLATE_GENERATION], "2");
     }
 
     #[test]
