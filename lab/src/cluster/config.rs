@@ -1,6 +1,6 @@
 //! The configuration files of a node, rendered for a plan. No I/O.
 
-use super::plan::{CLUSTER_CIDR, CLUSTER_DOMAIN, Plan};
+use super::plan::{CLUSTER_CIDR, CLUSTER_DNS, CLUSTER_DOMAIN, Plan};
 
 /// The sandbox image; the lab has it under this name.
 pub const SANDBOX_IMAGE: &str = "registry.k8s.io/pause:3.10";
@@ -83,6 +83,7 @@ staticPodPath: /etc/kubernetes/manifests
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 cgroupDriver: cgroupfs
 cgroupRoot: /{group}/{name}
+clusterDNS: [{CLUSTER_DNS}]
 clusterDomain: {CLUSTER_DOMAIN}
 failSwapOn: false
 authentication:

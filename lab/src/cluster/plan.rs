@@ -25,6 +25,8 @@ pub const CLUSTER_CIDR: &str = "10.244.0.0/16";
 pub const SERVICE_CIDR: &str = "10.96.0.0/16";
 /// DNS domain of the cluster.
 pub const CLUSTER_DOMAIN: &str = "cluster.local";
+/// Address of the DNS Service, which the control plane makes.
+pub const CLUSTER_DNS: &str = "10.96.0.10";
 /// Port of the API server.
 pub const API_PORT: u16 = 6443;
 /// Most nodes a lab can have: their addresses end in 11 to 210.
@@ -174,6 +176,7 @@ impl Plan {
             ("--cluster-cidr", CLUSTER_CIDR),
             ("--service-node-port-range", "30000-32767"),
             ("--cluster-domain", CLUSTER_DOMAIN),
+            ("--cluster-dns-ip", CLUSTER_DNS),
         ];
         let mut command = vec!["/opt/keelson/bin/control-plane".to_owned(), "serve".to_owned()];
         command.extend(flags.iter().flat_map(|(name, value)| [(*name).to_owned(), (*value).to_owned()]));
