@@ -8,6 +8,7 @@ use crate::config::ConfigError;
 use crate::host_local::HostLocalError;
 use crate::ipam::IpamError;
 use crate::net::{NetError, NetNsError};
+use crate::portmap::PortmapError;
 use crate::skel::SkelError;
 use crate::version::Version;
 
@@ -65,6 +66,9 @@ pub enum Error {
     /// The bridge plugin failed.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
+    /// The portmap plugin failed.
+    #[error(transparent)]
+    Portmap(#[from] PortmapError),
     /// Masquerading could not be set up or taken away.
     #[error("ipMasq: {0}")]
     Masquerade(#[from] NftError),
@@ -84,6 +88,7 @@ impl Error {
             Self::HostLocal(error) => error.code(),
             Self::Ipam(error) => error.code(),
             Self::Bridge(error) => error.code(),
+            Self::Portmap(error) => error.code(),
             Self::LoopbackDown => code::CHECK,
         }
     }

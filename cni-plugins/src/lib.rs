@@ -1,4 +1,4 @@
-//! CNI plugins in one multi-call program: `loopback`, `bridge`, `host-local`.
+//! CNI plugins in one multi-call program: `loopback`, `bridge`, `host-local`, `portmap`.
 //!
 //! Same configuration keys, same results and the same files on disk as the reference plugins of containernetworking/plugins, so
 //! that an existing conflist works unchanged and the two can take over from each other. CNI specification 1.1.0; answers in the
@@ -17,6 +17,7 @@ pub mod loopback;
 pub mod masquerade;
 pub mod net;
 pub mod plugin;
+pub mod portmap;
 pub mod skel;
 pub mod types;
 pub mod version;

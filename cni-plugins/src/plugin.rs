@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::skel::{Command, Request};
 use crate::types::AddResult;
-use crate::{bridge, host_local, loopback};
+use crate::{bridge, host_local, loopback, portmap};
 
 /// A plugin of this program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,11 +14,13 @@ pub enum Plugin {
     Bridge,
     /// Address management in a local folder.
     HostLocal,
+    /// Ports of the host that lead into the container.
+    Portmap,
 }
 
 impl Plugin {
     /// Every plugin.
-    pub const ALL: [Self; 3] = [Self::Loopback, Self::Bridge, Self::HostLocal];
+    pub const ALL: [Self; 4] = [Self::Loopback, Self::Bridge, Self::HostLocal, Self::Portmap];
 
     /// The name that conflists and links use.
     pub fn name(self) -> &'static str {
@@ -26,6 +28,7 @@ impl Plugin {
             Self::Loopback => "loopback",
             Self::Bridge => "bridge",
             Self::HostLocal => "host-local",
+            Self::Portmap => "portmap",
         }
     }
 
@@ -51,6 +54,11 @@ impl Plugin {
             (Self::HostLocal, Command::Del) => Ok(host_local::del(request).map(|()| None)?),
             (Self::HostLocal, Command::Check) => Ok(host_local::check(request).map(|()| None)?),
             (Self::HostLocal, Command::Gc) => Ok(host_local::gc(request).map(|()| None)?),
+            (Self::Portmap, Command::Add) => portmap::add(request).map(Some),
+            (Self::Portmap, Command::Del) => portmap::del(request).map(|()| None),
+            (Self::Portmap, Command::Check) => portmap::check(request).map(|()| None),
+            (Self::Portmap, Command::Gc) => portmap::gc(request).map(|()| None),
+            (Self::Portmap, Command::Status) => portmap::status(request).map(|()| None),
             (Self::HostLocal, Command::Status) => Ok(host_local::status(request).map(|()| None)?),
         }
     }

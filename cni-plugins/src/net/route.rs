@@ -11,6 +11,7 @@ use super::{Link, Net, NetError};
 use crate::types::Route;
 
 const EEXIST: i32 = 17;
+const ENETUNREACH: i32 = 101;
 const MAIN_TABLE: u32 = 254;
 
 /// A route as the kernel has it.
@@ -56,6 +57,30 @@ impl Net {
             Err(error) if error.errno() == Some(EEXIST) => Ok(()),
             other => other,
         }
+    }
+
+    /// Name of the interface that leads to an address; none without a route.
+    pub async fn link_towards(&self, address: IpAddr) -> Result<Option<String>, NetError> {
+        let message = match address {
+            IpAddr::V4(ip) => RouteMessageBuilder::<std::net::Ipv4Addr>::new().destination_prefix(ip, 32).build(),
+            IpAddr::V6(ip) => RouteMessageBuilder::<std::net::Ipv6Addr>::new().destination_prefix(ip, 128).build(),
+        };
+        let action = || format!("look for the route to {address}");
+        let found = match self.handle.route().get(message).execute().try_next().await {
+            Ok(found) => found,
+            Err(error) => {
+                let error = NetError::refused(action(), error);
+                return if error.errno() == Some(ENETUNREACH) { Ok(None) } else { Err(error) };
+            }
+        };
+        let index = found.and_then(|message| {
+            message.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Oif(index) => Some(*index),
+                _ => None,
+            })
+        });
+        let name = index.and_then(|index| nix::net::if_::if_indextoname(index).ok());
+        Ok(name.map(|name| name.to_string_lossy().into_owned()))
     }
 
     /// All unicast routes of both families.

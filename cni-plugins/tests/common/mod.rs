@@ -78,7 +78,7 @@ impl Plugins {
     /// Links the built program.
     pub fn ours() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["loopback", "bridge", "host-local"] {
+        for name in ["loopback", "bridge", "host-local", "portmap"] {
             symlink(env!("CARGO_BIN_EXE_keelson-cni"), folder.path().join(name)).unwrap();
         }
         Self { folder }
