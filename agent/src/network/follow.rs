@@ -188,7 +188,7 @@ async fn follow<T: RouteTable>(
                 follower.own.ranges = inputs.ranges.borrow_and_update().clone();
                 true
             }
-            noticed = notices.next(&links) => {
+            noticed = notices.next(&links, !settled) => {
                 if let Err(error) = noticed {
                     warn!("{error}; opening another socket");
                     match Notices::open() {

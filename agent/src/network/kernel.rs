@@ -231,15 +231,16 @@ impl Notices {
         Ok(Self { socket: open().map_err(RouteError::Open)?, buffer: Vec::with_capacity(NOTICE_BYTES) })
     }
 
-    /// Waits for something that can concern our routes, which go out by `links`. Safe to drop at any point.
+    /// Waits for something that can concern our routes, which go out by `links`; `blocked`: one of them cannot be made, and
+    /// any other route's end may change that. Safe to drop at any point.
     ///
     /// # Errors
     /// [`RouteError::Notices`].
-    pub async fn next(&mut self, links: &[u32]) -> Result<(), RouteError> {
+    pub async fn next(&mut self, links: &[u32], blocked: bool) -> Result<(), RouteError> {
         loop {
             self.buffer.clear();
             match self.socket.recv(&mut self.buffer).await {
-                Ok(()) if concerns(&self.buffer, links) => return Ok(()),
+                Ok(()) if concerns(&self.buffer, links, blocked) => return Ok(()),
                 Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
@@ -260,7 +261,7 @@ const HEADER: usize = 16;
 
 /// Whether one of the notices can concern our routes: one of ours is gone, any was replaced, a new address came, or a link
 /// that ours go out by changed (the kernel drops IPv4 routes with a link and says nothing of it).
-fn concerns(mut bytes: &[u8], links: &[u32]) -> bool {
+fn concerns(mut bytes: &[u8], links: &[u32], blocked: bool) -> bool {
     let half = |at: &[u8]| at.try_into().map(u16::from_ne_bytes).unwrap_or_default();
     let word = |at: &[u8]| at.try_into().map(u32::from_ne_bytes).unwrap_or_default();
     while bytes.len() >= HEADER + 8 {
@@ -268,7 +269,7 @@ fn concerns(mut bytes: &[u8], links: &[u32]) -> bool {
         let (kind, flags, body) = (half(&bytes[4..6]), half(&bytes[6..8]), &bytes[HEADER..]);
         let hit = match kind {
             // struct rtmsg: the protocol is its sixth byte.
-            RTM_DELROUTE => body[5] == PROTOCOL,
+            RTM_DELROUTE => body[5] == PROTOCOL || blocked,
             RTM_NEWROUTE => flags & NLM_F_REPLACE != 0 && body[5] != PROTOCOL,
             RTM_NEWADDR => true,
             // struct ifinfomsg and ifaddrmsg: the index is the second word.
@@ -310,16 +311,17 @@ mod tests {
     fn only_what_can_concern_our_routes_wakes() {
         let ours = [2, 24, 0, 0, 254, PROTOCOL, 0, 1];
         let other = [2, 24, 0, 0, 254, 4, 0, 1];
-        assert!(concerns(&notice(RTM_DELROUTE, 0, ours), &[]));
-        assert!(!concerns(&notice(RTM_DELROUTE, 0, other), &[]));
-        assert!(!concerns(&notice(RTM_NEWROUTE, 0x600, ours), &[]));
-        assert!(concerns(&notice(RTM_NEWROUTE, NLM_F_REPLACE, other), &[]));
-        assert!(concerns(&notice(RTM_NEWLINK, 0, link(7)), &[3, 7]));
-        assert!(!concerns(&notice(RTM_NEWLINK, 0, link(8)), &[3, 7]));
-        assert!(concerns(&notice(RTM_NEWADDR, 0, link(8)), &[]));
+        assert!(concerns(&notice(RTM_DELROUTE, 0, ours), &[], false));
+        assert!(!concerns(&notice(RTM_DELROUTE, 0, other), &[], false));
+        assert!(concerns(&notice(RTM_DELROUTE, 0, other), &[], true));
+        assert!(!concerns(&notice(RTM_NEWROUTE, 0x600, ours), &[], false));
+        assert!(concerns(&notice(RTM_NEWROUTE, NLM_F_REPLACE, other), &[], false));
+        assert!(concerns(&notice(RTM_NEWLINK, 0, link(7)), &[3, 7], false));
+        assert!(!concerns(&notice(RTM_NEWLINK, 0, link(8)), &[3, 7], false));
+        assert!(concerns(&notice(RTM_NEWADDR, 0, link(8)), &[], false));
         let mut two = notice(RTM_NEWLINK, 0, link(8));
         two.extend(notice(RTM_DELROUTE, 0, ours));
-        assert!(concerns(&two, &[]));
+        assert!(concerns(&two, &[], false));
     }
 
     #[test]
@@ -327,10 +329,10 @@ mod tests {
         for length in 0..30 {
             let mut bytes = notice(RTM_NEWLINK, 0, link(1));
             bytes.truncate(length);
-            assert!(!concerns(&bytes, &[]));
+            assert!(!concerns(&bytes, &[], false));
         }
         let mut bytes = notice(RTM_NEWLINK, 0, link(1));
         bytes[..4].copy_from_slice(&0_u32.to_ne_bytes());
-        assert!(!concerns(&bytes, &[]));
+        assert!(!concerns(&bytes, &[], false));
     }
 }

@@ -163,7 +163,11 @@ async fn a_lost_sandbox_is_replaced() {
     b.until("running", phase("Running")).await;
     b.fake.lose_sandboxes();
     b.until("running again", restarts(1)).await;
-    assert!(b.fake.changes().contains(&"RunPodSandbox 1".to_owned()));
+    let changes = b.fake.changes();
+    let at = |what: &str| changes.iter().position(|change| change == what);
+    assert!(at("RunPodSandbox 1").is_some(), "{changes:?}");
+    // Its address must not stay taken as long as the pod lives.
+    assert!(at("StopPodSandbox ").is_some_and(|stop| Some(stop) < at("RunPodSandbox 1")), "{changes:?}");
     r.stop.cancel();
 }
 
