@@ -23,18 +23,12 @@ impl Worker {
     fn sandbox_config(&self, attempt: u32) -> Result<cri::PodSandboxConfig, crate::materials::MaterialError> {
         let materials = self.node.materials.sandbox(&self.pod)?;
         let parent = self.node.cgroups.parent(&self.pod);
-        Ok(sandbox_config::config(&self.pod, attempt, &parent, &materials, &self.node.settings)?)
+        Ok(sandbox_config::config(&self.pod, attempt, &parent, &materials, &self.node.settings))
     }
 
     /// Creates a sandbox; a name that is taken by a leftover is cleared and the attempt raised.
     pub(super) async fn create_sandbox(&mut self, first_attempt: u32) -> Option<Sandbox> {
-        let handler = match self.node.materials.runtime_handler(&self.pod).await {
-            Ok(handler) => handler,
-            Err(error) => {
-                self.node.recorder.pod(&self.pod, "Warning", error.event, &error.message);
-                return None;
-            }
-        };
+        let handler = self.pod.spec.as_ref().and_then(|s| s.runtime_class_name.clone()).unwrap_or_default();
         self.release_dead_sandboxes().await;
         for attempt in first_attempt..first_attempt + RESERVED_TRIES {
             let config = match self.sandbox_config(attempt) {
@@ -77,7 +71,6 @@ impl Worker {
         None
     }
 
-    fn sandbox_failed(&self, message: &str) {
     /// A sandbox that died with the machine or the runtime still has its address and host ports in the network's books, until
     /// it is stopped. Upstream stops every sandbox of the pod before it makes another.
     async fn release_dead_sandboxes(&self) {
@@ -91,6 +84,7 @@ impl Worker {
         }
     }
 
+    fn sandbox_failed(&self, message: &str) {
         let text = format!("Failed to create pod sandbox: {message}");
         warn!(pod = %pod::display(&self.pod), "{text}");
         self.node.recorder.pod(&self.pod, "Warning", "FailedCreatePodSandBox", &text);
