@@ -1,4 +1,4 @@
-//! Program `control-plane`: API server, scheduler and controllers in one process, or some of them.
+//! Program `control-plane`: API server, scheduler, controllers and DNS in one process, or some of them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,11 +16,14 @@ use keelson_controllers as controllers;
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
+mod dns;
+mod eviction;
+
 #[derive(Parser)]
 #[command(
     name = "control-plane",
     version,
-    about = "A small Kubernetes control plane: API server, scheduler, controllers"
+    about = "A small Kubernetes control plane: API server, scheduler, controllers, DNS"
 )]
 struct Cli {
     /// More log lines; twice for all of them.
@@ -43,6 +46,7 @@ enum Part {
     Apiserver,
     Scheduler,
     Controllers,
+    Dns,
 }
 
 #[derive(Args)]
@@ -71,6 +75,10 @@ struct Serve {
     /// DNS domain of the cluster.
     #[arg(long, default_value = "cluster.local")]
     cluster_domain: String,
+    #[command(flatten)]
+    dns: dns::Flags,
+    #[command(flatten)]
+    eviction: eviction::Flags,
     /// Parts to run; all if not given.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
@@ -149,15 +157,19 @@ fn issue(args: &Kubeconfig) -> anyhow::Result<()> {
 
 async fn serve(args: Serve) -> anyhow::Result<()> {
     let wanted = |part: Part| args.only.is_empty() || args.only.contains(&part);
+    let dns_config = if wanted(Part::Dns) { dns::config(&args)? } else { None };
     let shutdown = kube_common::shutdown::on_signals()?;
     let mut tasks = tokio::task::JoinSet::new();
-    let (scheduler_client, controllers_client, root_ca) = if wanted(Part::Apiserver) {
+    let mut pages = None;
+    let (scheduler_client, controllers_client, dns_client, root_ca) = if wanted(Part::Apiserver) {
         if args.kubeconfig.is_some() {
             bail!("--kubeconfig is for a process without an API server: drop it, or leave apiserver out of --only");
         }
         let (server, listener, ca) = api_server(&args, &shutdown).await?;
+        let client = |user| run::client(&server, user);
         let clients =
-            (run::client(&server, "system:kube-scheduler"), run::client(&server, "system:kube-controller-manager"));
+            (client("system:kube-scheduler"), client("system:kube-controller-manager"), client("system:kube-dns"));
+        pages = Some(server.metrics.endpoints.clone());
         tasks.spawn({
             let shutdown = shutdown.clone();
             async move {
@@ -165,18 +177,19 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
                 Ok(())
             }
         });
-        (clients.0, clients.1, ca)
+        (clients.0, clients.1, clients.2, ca)
     } else {
         let (client, ca) = remote_client(args.kubeconfig.as_deref()).await?;
-        (client.clone(), client, ca)
+        (client.clone(), client.clone(), client, ca)
     };
-    let config = controllers::Config {
+    let mut config = controllers::Config {
         cluster_cidrs: args.cluster_cidr.clone(),
         service_cidrs: vec![args.service_cluster_ip_range],
         cluster_domain: args.cluster_domain.clone(),
         root_ca_pem: root_ca,
         ..controllers::Config::default()
     };
+    args.eviction.apply(&mut config);
     if wanted(Part::Controllers) {
         let running = controllers::run_controllers(controllers_client, config.clone(), shutdown.clone());
         tasks.spawn(async move { running.await.context("the controllers ended") });
@@ -184,6 +197,11 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
     if wanted(Part::Scheduler) {
         let running = controllers::run_scheduler(scheduler_client, config, shutdown.clone());
         tasks.spawn(async move { running.await.context("the scheduler ended") });
+    }
+    if let Some(config) = dns_config {
+        let server = keelson_dns::Dns::bind(config, pages.as_ref()).await?;
+        let shutdown = shutdown.clone();
+        tasks.spawn(async move { server.run(dns_client, shutdown).await.map_err(anyhow::Error::from) });
     }
     let mut outcome = Ok(());
     while let Some(ended) = tasks.join_next().await {
@@ -225,6 +243,7 @@ async fn api_server(
         service_cidr: args.service_cluster_ip_range,
         node_ports: args.service_node_port_range,
         cluster_domain: args.cluster_domain.clone(),
+        toleration_seconds: args.eviction.toleration_seconds(),
     };
     let store = run::open_store(&args.data_dir)?;
     let pki = run::open_pki(&args.data_dir, &config, args.bind_address)?;

@@ -40,6 +40,25 @@ pub struct Config {
     pub node_ports: (u16, u16),
     /// DNS domain.
     pub cluster_domain: String,
+    /// What pods tolerate that do not say.
+    pub toleration_seconds: TolerationSeconds,
+}
+
+/// How long pods that do not say otherwise stay on a node in trouble; upstream's `--default-not-ready-toleration-seconds` and
+/// `--default-unreachable-toleration-seconds`.
+#[derive(Clone, Copy, Debug)]
+pub struct TolerationSeconds {
+    /// The node is not ready.
+    pub not_ready: u32,
+    /// The node is silent.
+    pub unreachable: u32,
+}
+
+impl Default for TolerationSeconds {
+    fn default() -> Self {
+        // Upstream's.
+        Self { not_ready: 300, unreachable: 300 }
+    }
 }
 
 /// Everything a request may need.

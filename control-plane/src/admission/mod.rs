@@ -50,7 +50,7 @@ fn taint_new_node(node: &mut Value) {
 /// 403.
 pub fn update(call: &Call, new: &mut Value, _current: &Value) -> Result<(), ApiError> {
     if call.res.group.is_empty() && call.res.plural == "pods" && call.subresource.is_empty() {
-        pods::tolerations(new);
+        pods::tolerations(new, call.server.config.toleration_seconds);
     }
     Ok(())
 }

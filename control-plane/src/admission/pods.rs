@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::api::random_suffix;
 use crate::http::Call;
+use crate::server::TolerationSeconds;
 
 /// Marks the API's view of a static pod.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
@@ -14,8 +15,6 @@ const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME_PREFIX: &str = "kube-api-access-";
 /// One hour and seven seconds: upstream's mark of an injected token.
 const TOKEN_SECONDS: u32 = 3607;
-/// Upstream's `--default-not-ready-toleration-seconds` and its twin.
-const TOLERATION_SECONDS: u32 = 300;
 /// A new namespace's account may not be there yet: upstream looks again so often, at this pause.
 const ACCOUNT_ATTEMPTS: u32 = 10;
 const ACCOUNT_PAUSE: Duration = Duration::from_millis(100);
@@ -26,7 +25,7 @@ const SYSTEM_CLASSES: [(&str, i64); 2] =
 pub(super) async fn admit(call: &Call, pod: &mut Value) -> Result<(), ApiError> {
     service_account(call, pod).await?;
     priority(call, pod)?;
-    tolerations(pod);
+    tolerations(pod, call.server.config.toleration_seconds);
     Ok(())
 }
 
@@ -171,15 +170,17 @@ fn priority(call: &Call, pod: &mut Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-pub(super) fn tolerations(pod: &mut Value) {
-    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+pub(super) fn tolerations(pod: &mut Value, defaults: TolerationSeconds) {
+    for (key, seconds) in
+        [("node.kubernetes.io/not-ready", defaults.not_ready), ("node.kubernetes.io/unreachable", defaults.unreachable)]
+    {
         let tolerated = pod["spec"]["tolerations"].as_array().into_iter().flatten().any(|t| {
             (text(t, "key") == key || text(t, "key").is_empty())
                 && (text(t, "effect") == "NoExecute" || text(t, "effect").is_empty())
         });
         if !tolerated {
             let toleration = json!({"key": key, "operator": "Exists", "effect": "NoExecute",
-                "tolerationSeconds": TOLERATION_SECONDS});
+                "tolerationSeconds": seconds});
             push(&mut pod["spec"]["tolerations"], toleration);
         }
     }
@@ -211,11 +212,13 @@ mod tests {
     #[test]
     fn tolerations_are_added_once_and_yield_to_given_ones() {
         let mut pod = json!({"spec": {}});
-        tolerations(&mut pod);
-        tolerations(&mut pod);
+        let defaults = TolerationSeconds { not_ready: 300, unreachable: 7 };
+        tolerations(&mut pod, defaults);
+        tolerations(&mut pod, defaults);
         assert_eq!(pod["spec"]["tolerations"].as_array().unwrap().len(), 2);
+        assert_eq!(pod["spec"]["tolerations"][1]["tolerationSeconds"], 7);
         let mut all = json!({"spec": {"tolerations": [{"operator": "Exists"}]}});
-        tolerations(&mut all);
+        tolerations(&mut all, defaults);
         assert_eq!(all["spec"]["tolerations"].as_array().unwrap().len(), 1);
     }
 }
