@@ -141,9 +141,9 @@ impl Net {
         result.map_err(refused(format!("make the link {name}")))
     }
 
-    /// A pair of links whose `peer` is made in another namespace.
-    pub async fn pair_into(&self, name: &str, peer: &str, namespace: RawFd) -> Result<(), NetError> {
-        let other = LinkUnspec::new_with_name(peer).setns_by_fd(namespace).build();
+    /// A pair of links whose `peer`, with this hardware address, is made in another namespace.
+    pub async fn pair_into(&self, name: &str, peer: &str, mac: [u8; 6], namespace: RawFd) -> Result<(), NetError> {
+        let other = LinkUnspec::new_with_name(peer).address(mac.to_vec()).setns_by_fd(namespace).build();
         let message = LinkVeth::new(name, peer).set_info_data(InfoData::Veth(InfoVeth::Peer(other))).build();
         let result = self.handle.link().add(message).execute().await;
         existing(result.map_err(refused(format!("make the link {name}"))))

@@ -106,6 +106,13 @@ fn port(address: std::net::Ipv4Addr) -> String {
 }
 
 /// Takes the link of a machine away, both ends. The kernel would do it by itself, but only some time after the last
+/// A machine keeps its hardware address when it is started again, as real ones do: its neighbours remember it for some
+/// seconds, and would send to nobody. Locally administered, and the machine's IP address in it.
+fn mac(address: std::net::Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = address.octets();
+    [0x02, 0x6c, a, b, c, d]
+}
+
 /// process has left the machine's namespace.
 pub fn unplug(switch: Process, address: std::net::Ipv4Addr) -> Result<(), LabError> {
     Ok(within(Some(switch), |net| async move { net.remove(&port(address)).await })?)
@@ -117,7 +124,7 @@ pub fn join(plan: &Plan, switch: Process, machine: Process, address: std::net::I
     let namespace = Namespace::of(machine)?;
     within(Some(switch), |net| async move {
         if net.find(&port).await?.is_none() {
-            net.pair_into(&port, LINK, namespace.fd()).await?;
+            net.pair_into(&port, LINK, mac(address), namespace.fd()).await?;
         }
         net.port(&port, BRIDGE).await
     })?;
