@@ -65,8 +65,17 @@ async fn read_all(from: &mut (impl AsyncRead + Unpin), to: &Sender) -> std::io::
     }
 }
 
+/// When a connection is over.
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    /// When both directions have ended.
+    Both,
+    /// When the pod has closed its half: channels cannot tell a client so, only the end of all of them can.
+    Back,
+}
+
 /// Serves one connection of a client to its end.
-async fn forward<D: Dial>(pair: Pair, dialer: D) {
+async fn forward<D: Dial>(pair: Pair, dialer: D, ending: Ending) {
     let Pair { port, mut input, output, error } = pair;
     let connection = match dialer.dial(port).await {
         Ok(connection) => connection,
@@ -80,26 +89,37 @@ async fn forward<D: Dial>(pair: Pair, dialer: D) {
     let (mut reading, mut writing) = tokio::io::split(connection);
     let there = async {
         while let Some(bytes) = input.recv().await {
-            writing.write_all(&bytes).await?;
+            // A pod that reads no more may still write: the other direction says how it is.
+            if writing.write_all(&bytes).await.is_err() {
+                return;
+            }
         }
-        writing.shutdown().await
+        let _ = writing.shutdown().await;
     };
-    // A pod that closes its half still reads ours, and the other way round; a broken connection ends both.
     let back = async {
         let result = read_all(&mut reading, &output).await;
         output.finish().await;
-        result
-    };
-    let result = tokio::try_join!(there, back);
-    if let Err(problem) = result {
-        let message = format!("error forwarding port {port} to the pod: {problem}");
-        tracing::debug!("{message}");
         // A reset is how programs end connections; only what a person should know is told.
-        if problem.kind() != std::io::ErrorKind::ConnectionReset && problem.kind() != std::io::ErrorKind::BrokenPipe {
-            let _ = error.send(message.into()).await;
+        if let Err(problem) = result
+            && problem.kind() != std::io::ErrorKind::ConnectionReset
+        {
+            let _ = error.send(format!("error forwarding port {port} to the pod: {problem}").into()).await;
+        }
+        // kubectl closes its local connection only after the end of both streams.
+        error.finish().await;
+    };
+    match ending {
+        // Each direction ends by itself.
+        Ending::Both => {
+            tokio::join!(there, back);
+        }
+        Ending::Back => {
+            tokio::select! {
+                () = back => {}
+                () = async { there.await; std::future::pending().await } => {}
+            }
         }
     }
-    error.finish().await;
 }
 
 /// The half of a pair that came first.
@@ -139,7 +159,7 @@ where
         };
         let Some(stream) = stream else { break };
         let Some(pair) = matched(&mut waiting, stream).await else { continue };
-        let (work, gone) = (forward(pair, dialer.clone()), connection.link().gone());
+        let (work, gone) = (forward(pair, dialer.clone(), Ending::Both), connection.link().gone());
         tasks.spawn(async move {
             tokio::select! {
                 () = work => {}
@@ -242,7 +262,7 @@ where
         // A client that has gone is noticed below.
         let _ = output.send(first.clone()).await;
         let _ = error.send(first).await;
-        tasks.spawn(forward(Pair { port: *port, input, output, error }, dialer.clone()));
+        tasks.spawn(forward(Pair { port: *port, input, output, error }, dialer.clone(), Ending::Back));
     }
     let link: Link = channels.into_link();
     tasks.close();

@@ -1,7 +1,8 @@
 //! The lab's network: the host's link, the switch, and a link for each machine.
 //!
 //! The switch is a namespace with a bridge and nothing else. It is the gateway of all machines and has no way out of the
-//! lab. It knows nothing of pods: as in any network around a cluster, only the nodes' own routes lead to them.
+//! lab. It knows nothing of pods: as in any network around a cluster, only the nodes' own routes lead to them, and
+//! those of the control plane's machine, whose API server proxies to pods.
 
 use ipnet::Ipv4Net;
 
@@ -105,7 +106,6 @@ fn port(address: std::net::Ipv4Addr) -> String {
     format!("port{}", address.octets()[3])
 }
 
-/// Takes the link of a machine away, both ends. The kernel would do it by itself, but only some time after the last
 /// A machine keeps its hardware address when it is started again, as real ones do: its neighbours remember it for some
 /// seconds, and would send to nobody. Locally administered, and the machine's IP address in it.
 fn mac(address: std::net::Ipv4Addr) -> [u8; 6] {
@@ -113,6 +113,7 @@ fn mac(address: std::net::Ipv4Addr) -> [u8; 6] {
     [0x02, 0x6c, a, b, c, d]
 }
 
+/// Takes the link of a machine away, both ends. The kernel would do it by itself, but only some time after the last
 /// process has left the machine's namespace.
 pub fn unplug(switch: Process, address: std::net::Ipv4Addr) -> Result<(), LabError> {
     Ok(within(Some(switch), |net| async move { net.remove(&port(address)).await })?)
@@ -135,6 +136,11 @@ pub fn join(plan: &Plan, switch: Process, machine: Process, address: std::net::I
         net.route(Ipv4Net::default(), plan.gateway()).await
     })?;
     Ok(())
+}
+
+/// Tells a machine where a node's pods are.
+pub fn route_pods(machine: Process, pods: Ipv4Net, node: std::net::Ipv4Addr) -> Result<(), LabError> {
+    Ok(within(Some(machine), |net| async move { net.route(pods, node).await })?)
 }
 
 /// Removes the host's link, unless it is another's.

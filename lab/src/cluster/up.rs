@@ -362,7 +362,21 @@ fn nodes_ready(plan: &Plan, kubectl: &Kubectl, steps: &mut Steps) -> Result<(), 
         let ready = nodes.iter().filter(|node| node_is_ready(node)).count();
         (ready >= usize::from(plan.nodes)).then_some(())
     })?;
+    routes_to_pods(plan, kubectl)?;
     steps.done(&format!("{} Ready", plan.nodes));
+    Ok(())
+}
+
+/// The API server reaches pods (`pods/proxy`, `services/proxy`) from its own machine.
+fn routes_to_pods(plan: &Plan, kubectl: &Kubectl) -> Result<(), LabError> {
+    let Some(machine) = machine::running(&plan.machine_folder(CONTROL_PLANE)) else { return Ok(()) };
+    for index in 1..=plan.nodes {
+        let node = kubectl.json(&["get", "node", &plan::node_name(index)])?;
+        let pods = node.pointer("/spec/podCIDR").and_then(serde_json::Value::as_str);
+        if let Some(pods) = pods.and_then(|text| text.parse().ok()) {
+            fabric::route_pods(machine, pods, plan.node(index))?;
+        }
+    }
     Ok(())
 }
 

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Options, SPDY_DEFAULT, SPDY_PROTOCOLS};
+use super::{Options, SPDY_DEFAULT, SPDY_PROTOCOLS, Status};
 use crate::mux::{Link, Receiver, Sender};
 use crate::spdy::{Connection, Headers, Limits, OpenError, Role};
 use crate::upgrade::{self, ClientError};
 
+/// A status is read up to this.
+const MAX_STATUS: usize = 64 << 10;
 /// The runtime opens no streams.
 const NO_STREAMS: usize = 0;
 
@@ -39,8 +41,9 @@ pub struct Command {
     pub stdout: Option<Receiver>,
     /// What it writes, apart.
     pub stderr: Option<Receiver>,
-    /// How it ended, at its end.
-    pub status: Receiver,
+    status: Receiver,
+    /// Whether the status comes as JSON.
+    json: bool,
     link: Link,
 }
 
@@ -89,8 +92,28 @@ impl Command {
             stdout: stdout.map(|stream| stream.receiver),
             stderr: stderr.map(|stream| stream.receiver),
             status: error.receiver,
+            json: protocol == SPDY_PROTOCOLS[0],
             link: connection.into_link(),
         })
+    }
+
+    /// How the command ended, at its end.
+    ///
+    /// A status in JSON is complete when it parses. Its stream's end is not waited for: containerd's library (moby/spdystream) locks up
+    /// before it says so when there is input that the command did not read.
+    pub async fn outcome(&mut self) -> Status {
+        let mut said = Vec::new();
+        while let Some(bytes) = self.status.recv().await {
+            said.extend_from_slice(&bytes[..bytes.len().min(MAX_STATUS - said.len())]);
+            if self.json && Status::is_complete(&said) {
+                break;
+            }
+        }
+        if !said.is_empty() {
+            return Status::from_json(&said);
+        }
+        // The older versions say nothing of a success.
+        if self.json { Status::lost() } else { Status::success() }
     }
 
     /// Ends the connection in order.

@@ -30,8 +30,6 @@ pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
 ];
 /// The SPDY protocol of clients that name none.
 pub const SPDY_DEFAULT: &str = "channel.k8s.io";
-/// A status is read up to this.
-const MAX_STATUS: usize = 64 << 10;
 /// After a command's end its last output may take so long (upstream waits without a bound, which a child that keeps the pipe open abuses).
 const OUTPUT_GRACE: Duration = Duration::from_secs(10);
 
@@ -102,8 +100,7 @@ pub async fn bridge(mut client: Session, mut command: Command) -> bool {
     let errors = joined(command.stderr.take(), client.stderr.take());
     let outputs = async { tokio::join!(output, errors) };
     let work = async {
-        let (mut outputs, mut status) =
-            (std::pin::pin!(outputs), std::pin::pin!(command.status.read_to_end(MAX_STATUS)));
+        let (mut outputs, mut status) = (std::pin::pin!(outputs), std::pin::pin!(command.outcome()));
         match select(outputs.as_mut(), status.as_mut()).await {
             Either::Left(_) => status.await,
             Either::Right((status, _)) => {
@@ -122,7 +119,6 @@ pub async fn bridge(mut client: Session, mut command: Command) -> bool {
         () = gone => return false,
         () = inputs => return false,
     };
-    let status = if status.is_empty() { Status::lost() } else { Status::from_json(&status) };
     client.finish(&status).await;
     command.close().await;
     true

@@ -54,6 +54,11 @@ impl Status {
         }
     }
 
+    /// Whether bytes are a whole status.
+    pub(super) fn is_complete(bytes: &[u8]) -> bool {
+        serde_json::from_slice::<Value>(bytes).is_ok_and(|value| value["status"].is_string())
+    }
+
     /// Whether the command succeeded.
     #[must_use]
     pub fn is_success(&self) -> bool {

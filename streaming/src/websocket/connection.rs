@@ -8,7 +8,9 @@ use futures::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::{Error as WsError, Message};
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::{Error as WsError, Message, Utf8Bytes};
 use tokio_util::sync::CancellationToken;
 
 use super::channels::{ChannelCodec, ChannelError, Item};
@@ -150,5 +152,7 @@ where
         sink.flush().await?;
         activity.note();
     }
+    // Clients take a close without a code for a failure.
+    sink.send(Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::from_static("") }))).await?;
     sink.close().await
 }
