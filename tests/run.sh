@@ -1,7 +1,7 @@
 # The stages of `./dev test`; sourced by it. Each stage is counted as one, and the tests inside by their own summaries.
 # shellcheck shell=sh
 
-STAGES="fmt clippy unit lab node nodes network cluster restart bad-input"
+STAGES="fmt clippy unit lab node nodes workloads network cluster apps restart crash bad-input"
 
 # Runs one stage and keeps its output for the count of tests.
 stage() {
@@ -43,7 +43,10 @@ run_node() { run_suite node; }
 run_nodes() { run_suite nodes; }
 run_network() { run_suite network; }
 run_cluster() { run_suite cluster; }
+run_apps() { run_suite apps; }
+run_workloads() { run_suite workloads; }
 run_restart() { run_suite restart; }
+run_crash() { run_suite crash_safety; }
 run_bad_input() { run_suite bad_input; }
 
 run_tests() {

@@ -48,8 +48,13 @@ pub fn connect(from: From, to: SocketAddr) -> Result<TcpStream> {
 
 /// `GET path` on a connection of its own: the status and the body.
 pub fn get(from: From, to: SocketAddr, path: &str) -> Result<(u16, String)> {
+    request(from, to, "GET", path)
+}
+
+/// A request without a body on a connection of its own: the status and the body of the answer.
+pub fn request(from: From, to: SocketAddr, method: &str, path: &str) -> Result<(u16, String)> {
     let mut stream = connect(from, to)?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n")?;
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: {to}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text).with_context(|| format!("reading from {to}"))?;
     let (head, body) = text.split_once("\r\n\r\n").with_context(|| format!("no HTTP answer: {text:?}"))?;
@@ -68,6 +73,15 @@ pub fn report(from: From, to: SocketAddr) -> Result<Value> {
 pub fn answering(from: From, to: SocketAddr) -> Result<String> {
     let report = report(from, to)?;
     Ok(report["pod"].as_str().with_context(|| format!("no pod in {report}"))?.to_owned())
+}
+
+/// Sends a text on a connection to an echo server and waits for it to come back.
+pub fn echo(stream: &mut TcpStream, text: &str) -> Result<()> {
+    stream.write_all(text.as_bytes())?;
+    let mut buffer = vec![0; text.len()];
+    stream.read_exact(&mut buffer).with_context(|| format!("waiting for the echo of {text:?}"))?;
+    anyhow::ensure!(buffer == text.as_bytes(), "{text:?} came back as {:?}", String::from_utf8_lossy(&buffer));
+    Ok(())
 }
 
 /// Sends a datagram and gives the answer.

@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lab::Lab;
 
-/// Longest time for one test; a suite in which one takes longer ends there.
+/// Longest time for one test; a suite in which one takes longer ends there. `KEELSON_TEST_LIMIT` gives long tests more seconds.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
 
 /// A test: its name says which line of the contract it shows.
@@ -74,7 +74,7 @@ fn run(suite: &str, tests: &[Test], lab: impl FnOnce() -> Result<Lab>) -> ExitCo
             Outcome::Skipped => skipped += 1,
             Outcome::Failed(error) => failures.push((*name, error)),
             Outcome::Stuck => {
-                failures.push((*name, anyhow!("not done after {} s\n{}", TEST_LIMIT.as_secs(), lab.diagnose())));
+                failures.push((*name, anyhow!("not done after {} s\n{}", limit().as_secs(), lab.diagnose())));
                 break;
             }
         }
@@ -101,6 +101,11 @@ enum Outcome {
     Stuck,
 }
 
+fn limit() -> Duration {
+    let given = std::env::var("KEELSON_TEST_LIMIT").ok().and_then(|seconds| seconds.parse().ok());
+    given.map_or(TEST_LIMIT, Duration::from_secs)
+}
+
 fn one(name: &str, test: fn(&Lab) -> Result<()>, lab: &Arc<Lab>) -> Outcome {
     use std::io::Write;
     let begun = Instant::now();
@@ -116,7 +121,7 @@ fn one(name: &str, test: fn(&Lab) -> Result<()>, lab: &Arc<Lab>) -> Outcome {
             .map_err(|error| if error.is::<Skip>() { error } else { anyhow!("{error:#}\n{}", shared.diagnose()) });
         let _ = sender.send(result);
     });
-    let result = receiver.recv_timeout(TEST_LIMIT);
+    let result = receiver.recv_timeout(limit());
     let seconds = begun.elapsed().as_secs_f64();
     match result {
         Ok(Ok(())) => {
