@@ -348,8 +348,9 @@ fn start(view: View<'_>, container: &Container, role: Role, out: &mut Actions) {
         }
         following = Some(backoff::next(state, ended, view.now, view.policy.backoff));
     }
-    let restart_count =
-        view.record.containers.iter().filter(|c| &c.name == name).map(|c| c.restart_count + 1).max().unwrap_or(0);
+    // One that was created and never started, because the agent was killed in between, is no restart.
+    let next = |c: &ContainerRecord| c.restart_count + u32::from(c.state != ContainerState::Created);
+    let restart_count = view.record.containers.iter().filter(|c| &c.name == name).map(next).max().unwrap_or(0);
     out.start.push(Start { name: name.clone(), role, restart_count, backoff: following });
 }
 

@@ -82,6 +82,16 @@ fn a_failed_init_container_ends_a_never_pod() {
 }
 
 #[test]
+fn a_container_that_was_created_and_never_started_is_made_again_and_counts_as_no_restart() {
+    let p = pod(json!({"containers": [{"name": "m"}]}));
+    let first = decide(&p, ready(), vec![record("m", ContainerState::Created, 0)], &Memory::default());
+    assert_eq!((starts(&first), first.start[0].restart_count), (vec!["m"], 0));
+    let again = ContainerRecord { restart_count: 3, ..record("m", ContainerState::Created, 0) };
+    let ended = ContainerRecord { restart_count: 2, ..record("m", ContainerState::Exited, 1) };
+    assert_eq!(decide(&p, ready(), vec![again, ended], &Memory::default()).start[0].restart_count, 3);
+}
+
+#[test]
 fn restart_waits_for_its_delay() {
     let p = pod(json!({"containers": [{"name": "m"}]}));
     let mut memory = Memory::default();

@@ -11,7 +11,7 @@ use super::Worker;
 use crate::create::{container as container_config, sandbox as sandbox_config, security};
 use crate::hooks;
 use crate::pod;
-use crate::runtime::{RuntimeError, Sandbox, SandboxState, identity};
+use crate::runtime::{ContainerState, RuntimeError, Sandbox, SandboxState, identity};
 use crate::status::pod::Waiting;
 use crate::sync::Start;
 
@@ -133,7 +133,7 @@ impl Worker {
         let termination_log = self
             .termination_log(container)
             .map_err(|e| self.fail(container, "CreateContainerConfigError", e.to_string()))?;
-        let id = self
+        let (id, restart_count) = self
             .create(start, container, sandbox, &present, materials, &termination_log)
             .await
             .map_err(|e| self.fail(container, "CreateContainerError", e))?;
@@ -147,8 +147,8 @@ impl Worker {
             .map_err(|e| self.fail(container, "RunContainerError", e.to_string()))?;
         node.metrics.container_started(start.role);
         node.recorder.container(&pod, container, "Normal", "Started", "Container started");
-        info!(pod = %pod::display(&pod), container = container.name, id, restart = start.restart_count, "container started");
-        self.link_log(container, &id, start.restart_count);
+        info!(pod = %pod::display(&pod), container = container.name, id, restart = restart_count, "container started");
+        self.link_log(container, &id, restart_count);
         self.post_start(container, &id, &ips).await
     }
 
@@ -160,7 +160,7 @@ impl Worker {
         present: &crate::images::Present,
         materials: crate::materials::ContainerMaterials,
         termination_log: &std::path::Path,
-    ) -> Result<String, String> {
+    ) -> Result<(String, u32), String> {
         let node = &self.node;
         let record = self.record();
         let target = security::target_of(&self.pod, start.role, &container.name)
@@ -169,7 +169,8 @@ impl Worker {
         let sandbox_config = self.sandbox_config(sandbox.attempt).map_err(|e| e.message)?;
         let log_dir = PathBuf::from(&sandbox_config.log_directory).join(&container.name);
         make_dir(&log_dir).map_err(|e| format!("create {}: {e}", log_dir.display()))?;
-        for restart_count in start.restart_count..start.restart_count + RESERVED_TRIES {
+        let mut restart_count = start.restart_count;
+        for _ in 0..RESERVED_TRIES {
             let config = container_config::config(container_config::Inputs {
                 pod: &self.pod,
                 container,
@@ -183,11 +184,13 @@ impl Worker {
             });
             let call = node.runtime.create_container(&sandbox.id, Box::new(config), Box::new(sandbox_config.clone()));
             match call.await {
-                Ok(id) => return Ok(id),
+                Ok(id) => return Ok((id, restart_count)),
                 Err(RuntimeError::NameReserved { holder, .. }) => {
                     warn!(pod = %pod::display(&self.pod), container = container.name, holder, "a container name is taken");
-                    if !holder.is_empty() && record.containers.iter().all(|c| c.id != holder) {
-                        let _ = node.runtime.remove_container(&holder).await;
+                    // One that never ran goes and leaves its name: it is no instance that logs or counts belong to.
+                    let ran = record.containers.iter().any(|c| c.id == holder && c.state != ContainerState::Created);
+                    if ran || holder.is_empty() || node.runtime.remove_container(&holder).await.is_err() {
+                        restart_count += 1;
                     }
                 }
                 Err(error) => return Err(error.to_string()),
