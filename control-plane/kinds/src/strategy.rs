@@ -29,6 +29,8 @@ pub trait Strategy: Sync {
     fn prepare_update(&self, new: &mut Value, old: &Value, part: Part);
     /// Validates a complete object, beyond its metadata.
     fn validate(&self, obj: &Value) -> Vec<FieldError>;
+    /// Validates what only a new object may not have; [`Strategy::validate`] runs as well.
+    fn validate_create(&self, obj: &Value) -> Vec<FieldError>;
     /// Validates what may not change; [`Strategy::validate`] runs as well.
     fn validate_update(&self, new: &Value, old: &Value, part: Part) -> Vec<FieldError>;
     /// Messages for `Warning` headers.
@@ -71,6 +73,8 @@ pub struct Rules {
     pub update: fn(&mut Value, &Value, Part),
     /// See [`Strategy::validate`].
     pub validate: fn(&Value) -> Vec<FieldError>,
+    /// See [`Strategy::validate_create`].
+    pub validate_create: fn(&Value) -> Vec<FieldError>,
     /// See [`Strategy::validate_update`].
     pub validate_update: fn(&Value, &Value, Part) -> Vec<FieldError>,
     /// See [`Strategy::warnings`].
@@ -102,6 +106,7 @@ impl Rules {
         create: |_| {},
         update: |_, _, _| {},
         validate: |_| Vec::new(),
+        validate_create: |_| Vec::new(),
         validate_update: |_, _, _| Vec::new(),
         warnings: |_| Vec::new(),
         status: false,
@@ -134,6 +139,10 @@ impl Strategy for Rules {
 
     fn validate(&self, obj: &Value) -> Vec<FieldError> {
         (self.validate)(obj)
+    }
+
+    fn validate_create(&self, obj: &Value) -> Vec<FieldError> {
+        (self.validate_create)(obj)
     }
 
     fn validate_update(&self, new: &Value, old: &Value, part: Part) -> Vec<FieldError> {

@@ -63,6 +63,7 @@ pub fn create(res: &Resource, obj: &mut Value, ctx: &WriteContext<'_>) -> Result
     res.strategy.prepare_create(obj);
     let mut errors = meta::validate(res, obj);
     errors.extend(res.strategy.validate(obj));
+    errors.extend(res.strategy.validate_create(obj));
     refuse(res, obj, &errors)?;
     Ok(res.strategy.warnings(obj))
 }

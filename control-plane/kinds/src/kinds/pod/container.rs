@@ -61,22 +61,12 @@ pub(super) fn validate_all(spec: &Value, at: &str, volumes: &[&str], context: Co
         }
     }
     host_ports(spec, at, errors);
-    for (i, container) in val::list(spec, "ephemeralContainers").iter().enumerate() {
-        let at = format!("{at}.ephemeralContainers[{i}]");
-        let name = val::text(container, "name");
-        if name.is_empty() {
-            errors.push(FieldError::required(format!("{at}.name"), ""));
-        } else if seen.contains(&name) {
-            errors.push(FieldError::duplicate(format!("{at}.name"), name));
-        }
-        seen.push(name);
-        if context == Context::Pod {
-            one(container, &at, volumes, errors);
-        }
+    if context == Context::Pod {
+        super::ephemeral::validate_all(spec, at, volumes, seen, errors);
     }
 }
 
-fn one(c: &Value, at: &str, volumes: &[&str], errors: &mut Vec<FieldError>) {
+pub(super) fn one(c: &Value, at: &str, volumes: &[&str], errors: &mut Vec<FieldError>) {
     let image = val::text(c, "image");
     if image.is_empty() {
         errors.push(FieldError::required(format!("{at}.image"), ""));

@@ -4,6 +4,7 @@
 
 mod columns;
 mod container;
+mod ephemeral;
 mod qos;
 mod sources;
 mod spec;
@@ -46,6 +47,7 @@ static RULES: Rules = Rules {
     create: prepare_create,
     update: prepare_update,
     validate,
+    validate_create,
     validate_update: update::validate,
     warnings,
     selectable: SELECTABLE,
@@ -117,6 +119,13 @@ fn validate(obj: &Value) -> Vec<FieldError> {
     let spec = obj.get("spec").unwrap_or(&empty);
     errors.extend(validate_spec(spec, "spec", Context::Pod));
     errors
+}
+
+fn validate_create(obj: &Value) -> Vec<FieldError> {
+    if val::list(obj, "spec.ephemeralContainers").is_empty() {
+        return Vec::new();
+    }
+    vec![FieldError::forbidden("spec.ephemeralContainers", "cannot be set on create")]
 }
 
 /// What upstream warns of in `Warning` headers, for the mistakes that people make most.

@@ -8,6 +8,8 @@ use crate::error::FieldError;
 use crate::strategy::Part;
 use crate::val;
 
+/// Marks the API's view of a static pod.
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const ONLY: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,\
                     `spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),\
                     `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
@@ -141,6 +143,9 @@ fn status(new: &Value, old: &Value) -> Vec<FieldError> {
 
 fn ephemeral(new: &Value, old: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
+    if val::at(old, "metadata.annotations").is_some_and(|all| all.get(MIRROR_ANNOTATION).is_some()) {
+        errors.push(FieldError::forbidden("", "static pods do not support ephemeral containers"));
+    }
     let after = val::list(new, "spec.ephemeralContainers");
     for (i, container) in val::list(old, "spec.ephemeralContainers").iter().enumerate() {
         let name = val::text(container, "name");
