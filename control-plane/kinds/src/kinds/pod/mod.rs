@@ -2,6 +2,7 @@
 //!
 //! Upstream counterparts: `pkg/registry/core/pod`, `pkg/apis/core/validation`, `printPod`.
 
+mod annotations;
 mod columns;
 mod container;
 mod ephemeral;
@@ -48,7 +49,11 @@ static RULES: Rules = Rules {
     update: prepare_update,
     validate,
     validate_create,
-    validate_update: update::validate,
+    validate_update: |new, old, part| {
+        let mut errors = annotations::validate_update(new, old);
+        errors.extend(update::validate(new, old, part));
+        errors
+    },
     warnings,
     selectable: SELECTABLE,
     selectable_values: Some(selectable),
@@ -118,6 +123,7 @@ fn validate(obj: &Value) -> Vec<FieldError> {
     let empty = json!({});
     let spec = obj.get("spec").unwrap_or(&empty);
     errors.extend(validate_spec(spec, "spec", Context::Pod));
+    errors.extend(annotations::validate(obj));
     errors
 }
 
