@@ -62,7 +62,8 @@ fn validate_endpoints(obj: &Value) -> Vec<FieldError> {
 
 /// Addresses that no endpoint may have.
 fn special_ip(ip: &str) -> Option<&'static str> {
-    let ip: std::net::IpAddr = ip.parse().ok()?;
+    // As upstream, an IPv4 address in IPv6 clothes is judged as what it is.
+    let ip = ip.parse::<std::net::IpAddr>().ok()?.to_canonical();
     if ip.is_unspecified() {
         return Some("may not be unspecified (0.0.0.0 or ::)");
     }
@@ -212,7 +213,9 @@ fn endpoint_errors(endpoint: &Value, at: &str, kind: &str) -> Vec<FieldError> {
         let parsed = address.parse::<std::net::IpAddr>().ok();
         let message = match kind {
             "IPv4" if !parsed.is_some_and(|ip| ip.is_ipv4()) => Some("must be a valid IPv4 address".to_owned()),
-            "IPv6" if !parsed.is_some_and(|ip| ip.is_ipv6()) => Some("must be a valid IPv6 address".to_owned()),
+            "IPv6" if !parsed.is_some_and(|ip| ip.to_canonical().is_ipv6()) => {
+                Some("must be a valid IPv6 address".to_owned())
+            }
             "FQDN" => names::dns1123_subdomain(address).into_iter().next(),
             _ => None,
         };
@@ -269,6 +272,25 @@ mod tests {
         let obj = json!({"subsets": [{"addresses": addresses, "ports": [{"port": 80}]}]});
         assert_eq!(endpoints_text(&obj), "10.0.0.1:80,10.0.0.2:80,10.0.0.3:80 + 2 more...");
         assert_eq!(endpoints_text(&json!({})), "<none>");
+    }
+
+    #[test]
+    fn special_addresses_are_refused() {
+        let refused = |kind: &str, ip: &str| {
+            let slice = json!({"addressType": kind, "endpoints": [{"addresses": [ip]}], "ports": []});
+            validate_slice(&slice).into_iter().any(|e| e.field == "endpoints[0].addresses[0]")
+        };
+        for ip in ["0.0.0.0", "127.0.0.1", "127.9.9.9", "169.254.169.254", "224.0.0.1"] {
+            assert!(refused("IPv4", ip), "{ip}");
+            let subset = json!({"subsets": [{"addresses": [{"ip": ip}]}]});
+            assert!(!validate_endpoints(&subset).is_empty(), "{ip}");
+        }
+        for ip in ["::", "::1", "fe80::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:10.0.0.1"] {
+            assert!(refused("IPv6", ip), "{ip}");
+        }
+        let mapped = json!({"subsets": [{"addresses": [{"ip": "::ffff:127.0.0.1"}]}]});
+        assert!(!validate_endpoints(&mapped).is_empty());
+        assert!(!refused("IPv4", "10.244.0.1") && !refused("IPv6", "fd00::1"));
     }
 
     #[test]
