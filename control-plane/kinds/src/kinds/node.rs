@@ -18,7 +18,7 @@ static RULES: Rules = Rules {
     status: true,
     status_on_create: true,
     defaults: |obj| {
-        val::child(obj, "spec");
+        pod_cidrs(val::child(obj, "spec"));
         if let Some(status) = val::child_mut(obj, "status") {
             // Allocatable falls back to capacity, as in upstream's defaults.
             if val::map(status, "allocatable").is_none()
@@ -38,6 +38,17 @@ static RULES: Rules = Rules {
     selectable_values: Some(|obj| vec![("spec.unschedulable", val::flag(obj, "spec.unschedulable").to_string())]),
     ..Rules::PLAIN
 };
+
+/// Two fields say the same; `podCIDR` is the older one and wins, as in upstream's conversion.
+fn pod_cidrs(spec: &mut Value) {
+    let first = val::list(spec, "podCIDRs").first().and_then(Value::as_str).unwrap_or_default().to_owned();
+    let single = val::text(spec, "podCIDR").to_owned();
+    if single.is_empty() && !first.is_empty() {
+        val::set(spec, "podCIDR", first);
+    } else if single != first {
+        val::set(spec, "podCIDRs", json!([single]));
+    }
+}
 
 fn validate(obj: &Value) -> Vec<FieldError> {
     let mut errors = taints(val::list(obj, "spec.taints"));
@@ -200,6 +211,29 @@ mod tests {
         assert_eq!(cells[5], "10.0.0.1");
         assert_eq!(cells[6], "<none>");
         assert_eq!(cells[9], "<unknown>");
+    }
+
+    #[test]
+    fn pod_ranges_stay_whichever_field_names_them() {
+        let ranges = |spec: Value| {
+            let mut node = json!({"metadata": {"name": "n"}, "spec": spec});
+            (RULES.defaults)(&mut node);
+            node
+        };
+        let old = ranges(json!({"podCIDRs": ["10.244.1.0/24"]}));
+        assert_eq!(old["spec"]["podCIDR"], "10.244.1.0/24");
+        assert_eq!(ranges(json!({"podCIDR": "10.244.1.0/24"})), old);
+        for changed in [
+            json!({"podCIDR": "10.244.2.0/24", "podCIDRs": ["10.244.1.0/24"]}),
+            json!({"podCIDR": "10.244.2.0/24"}),
+            json!({"podCIDRs": ["10.244.2.0/24"]}),
+            json!({}),
+        ] {
+            let errors = validate_update(&ranges(changed.clone()), &old, Part::Main);
+            assert!(errors.iter().any(|e| e.field == "spec.podCIDRs"), "{changed}");
+        }
+        assert!(validate_update(&old, &old, Part::Main).is_empty());
+        assert!(validate_update(&old, &ranges(json!({})), Part::Main).is_empty());
     }
 
     #[test]
