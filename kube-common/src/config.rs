@@ -78,6 +78,9 @@ pub struct Document {
     pub kind: String,
     /// The content with positions.
     pub node: Node,
+    /// Keys that are given twice. The decoding functions of this module report them with every other mistake; who
+    /// reads [`Self::node`] without them has to.
+    pub duplicates: Vec<Mistake>,
 }
 
 impl Document {
@@ -123,17 +126,23 @@ pub fn load_file(path: &Path) -> Result<Vec<Document>, ConfigError> {
 /// When it is not acceptable YAML, or a document is not a mapping.
 pub fn load_documents(path: &Path, text: &str) -> Result<Vec<Document>, ConfigError> {
     let fail = |position, message: String| mistakes(path, vec![Mistake { position, field: String::new(), message }]);
-    let nodes = yaml::parse_documents(text).map_err(|error| fail(error.position, error.message))?;
+    let (nodes, duplicates) = yaml::parse_tolerant(text).map_err(|error| fail(error.position, error.message))?;
     nodes
         .into_iter()
-        .map(|node| {
+        .zip(duplicates)
+        .map(|(node, duplicates)| {
             if !matches!(node.value, yaml::Value::Mapping(_)) {
                 return Err(
                     fail(node.position, "the document must be a mapping with apiVersion and kind".into()).into()
                 );
             }
             let text = |key| node.get_str(key).unwrap_or_default().to_owned();
-            Ok(Document { path: path.to_owned(), api_version: text("apiVersion"), kind: text("kind"), node })
+            let (api_version, kind) = (text("apiVersion"), text("kind"));
+            let duplicates = duplicates
+                .into_iter()
+                .map(|d| Mistake { position: d.error.position, field: join(&d.path), message: d.error.message })
+                .collect();
+            Ok(Document { path: path.to_owned(), api_version, kind, node, duplicates })
         })
         .collect()
 }
@@ -151,7 +160,7 @@ pub fn mistakes(path: &Path, mut mistakes: Vec<Mistake>) -> Mistakes {
 /// # Errors
 /// Every mistake in the document.
 pub fn decode<T: DeserializeOwned>(document: &Document) -> Result<T, Vec<Mistake>> {
-    decode_value(&document.node, without_type(document))
+    decode_checked(document, |_| Vec::new())
 }
 
 /// Decodes a JSON value that came from `node` into `T`.
@@ -184,6 +193,7 @@ pub fn decode_checked<T: DeserializeOwned>(
     check: impl FnOnce(&T) -> Vec<Mistake>,
 ) -> Result<T, Vec<Mistake>> {
     let (value, mut found) = decode_rest(&document.node, without_type(document));
+    found.extend(document.duplicates.iter().cloned());
     found.extend(value.as_ref().map(check).unwrap_or_default());
     match value {
         Some(value) if found.is_empty() => Ok(value),
@@ -345,6 +355,20 @@ mod tests {
         };
         let found = decode_checked::<Outer>(&documents[0], check).unwrap_err();
         assert_eq!(found.iter().map(|m| m.field.as_str()).collect::<Vec<_>>(), ["nodeNam", "syncPeriod"]);
+    }
+
+    #[test]
+    fn a_key_given_twice_hides_no_other_mistake() {
+        let text = "syncPeriod: 5\nnodeName: a\nnodeName: b\ninner:\n  port: 1\n  port: {x: 1}\n  bogus: 1\n";
+        let found = mistakes(Path::new("x.yaml"), read(text).unwrap_err());
+        let lines: Vec<_> = found.mistakes.iter().map(|m| (m.position.line, m.field.as_str())).collect();
+        assert_eq!(lines, [(1, "syncPeriod"), (3, "nodeName"), (6, "inner.port"), (7, "inner.bogus")]);
+        let text = found.to_string();
+        assert!(text.contains("x.yaml:3:1: nodeName: the key \"nodeName\" is given twice (first in line 2)"), "{text}");
+        // Each document answers for its own.
+        let two = load_documents(Path::new("x.yaml"), "nodeName: a\n---\nnodeName: b\nnodeName: c\n").unwrap();
+        assert_eq!(decode::<Outer>(&two[0]).unwrap().node_name, "a");
+        assert_eq!(decode::<Outer>(&two[1]).unwrap_err().len(), 1);
     }
 
     #[test]

@@ -19,6 +19,9 @@ pub const MAX_DEPTH: usize = 100;
 /// Most nodes in all documents of a text, aliases expanded: far above any 10 MiB manifest that is not a bomb.
 pub const MAX_NODES: usize = 1_000_000;
 
+/// Most duplicate keys told of one document; more help nobody.
+const MAX_DUPLICATES: usize = 50;
+
 /// Line and column, both from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
@@ -150,6 +153,28 @@ pub enum PathSegment {
 /// # Errors
 /// The first syntax error, duplicate or non-string key, NUL byte, or crossed limit, with its position.
 pub fn parse_documents(text: &str) -> Result<Vec<Node>, YamlError> {
+    let (documents, duplicates) = parse_tolerant(text)?;
+    match duplicates.into_iter().flatten().next() {
+        Some(duplicate) => Err(duplicate.error),
+        None => Ok(documents),
+    }
+}
+
+/// A key that is given twice in one mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Duplicate {
+    /// The keys and indexes that lead to it.
+    pub path: Vec<PathSegment>,
+    /// Where the second one stands, and where the first.
+    pub error: YamlError,
+}
+
+/// As [`parse_documents`], but duplicate keys (the first one counts) are returned, one list per document, for those
+/// who want to report every mistake of a text at once.
+///
+/// # Errors
+/// Every other mistake of [`parse_documents`].
+pub fn parse_tolerant(text: &str) -> Result<(Vec<Node>, Vec<Vec<Duplicate>>), YamlError> {
     let fail = |position, message: String| Err(YamlError { position, message });
     if text.len() > MAX_BYTES {
         return fail(
@@ -173,7 +198,7 @@ pub fn parse_documents(text: &str) -> Result<Vec<Node>, YamlError> {
             }
         }
     }
-    Ok(builder.documents)
+    Ok((builder.documents, builder.duplicates))
 }
 
 /// An open sequence or mapping.
@@ -182,6 +207,18 @@ struct Frame {
     anchor: usize,
     /// The key that waits for its value, in a mapping.
     key: Option<(String, Position)>,
+    /// Whether that key is there already.
+    again: bool,
+}
+
+impl Frame {
+    /// What leads from this value to the one that is being read.
+    fn step(&self) -> Option<PathSegment> {
+        match &self.node.value {
+            Value::Sequence(items) => Some(PathSegment::Index(items.len())),
+            _ => self.key.as_ref().map(|(key, _)| PathSegment::Key(key.clone())),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -190,6 +227,9 @@ struct Builder {
     stack: Vec<Frame>,
     anchors: HashMap<usize, (Rc<Node>, usize)>,
     nodes: usize,
+    /// Of the documents, and of the one that is open.
+    duplicates: Vec<Vec<Duplicate>>,
+    found: Vec<Duplicate>,
 }
 
 impl Builder {
@@ -239,7 +279,7 @@ impl Builder {
         if let Some(Frame { node: Node { value: Value::Mapping(_), .. }, key: None, .. }) = self.stack.last() {
             return Err(YamlError { position, message: "a list or mapping cannot be a key".into() });
         }
-        self.stack.push(Frame { node: Node { position, value }, anchor, key: None });
+        self.stack.push(Frame { node: Node { position, value }, anchor, key: None, again: false });
         Ok(())
     }
 
@@ -250,6 +290,7 @@ impl Builder {
         let Some(frame) = self.stack.last_mut() else {
             if !matches!(node.value, Value::Null) {
                 self.documents.push(node);
+                self.duplicates.push(std::mem::take(&mut self.found));
             }
             return Ok(());
         };
@@ -258,12 +299,18 @@ impl Builder {
             Value::Mapping(entries) => match frame.key.take() {
                 None => {
                     let key = key_text(&node)?;
-                    if let Some((_, first, _)) = entries.iter().find(|(name, ..)| *name == key) {
-                        let message = format!("the key {key:?} is given twice (first in line {})", first.line);
-                        return Err(YamlError { position: node.position, message });
+                    let first = entries.iter().find(|(name, ..)| *name == key).map(|(_, at, _)| at.line);
+                    frame.again = first.is_some();
+                    frame.key = Some((key.clone(), node.position));
+                    if let Some(line) = first
+                        && self.found.len() < MAX_DUPLICATES
+                    {
+                        let message = format!("the key {key:?} is given twice (first in line {line})");
+                        let path = self.stack.iter().filter_map(Frame::step).collect();
+                        self.found.push(Duplicate { path, error: YamlError { position: node.position, message } });
                     }
-                    frame.key = Some((key, node.position));
                 }
+                Some(_) if frame.again => {}
                 Some((key, position)) => entries.push((key, position, node)),
             },
             _ => {}
