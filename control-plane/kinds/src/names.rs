@@ -5,9 +5,9 @@
 use std::net::IpAddr;
 
 /// Longest DNS label.
-pub(crate) const LABEL_MAX: usize = 63;
+pub const LABEL_MAX: usize = 63;
 /// Longest DNS subdomain.
-pub(crate) const SUBDOMAIN_MAX: usize = 253;
+pub const SUBDOMAIN_MAX: usize = 253;
 
 const LABEL_RE: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const LABEL_MSG: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and \
@@ -30,7 +30,8 @@ fn regex_error(msg: &str, re: &str, examples: &[&str]) -> String {
     format!("{msg} (e.g. {}regex used for validation is '{re}')", shown.join(" or "))
 }
 
-pub(crate) fn max_len(n: usize) -> String {
+/// The message for a text that is longer than `n`.
+pub fn max_len(n: usize) -> String {
     format!("must be no more than {n} characters")
 }
 
@@ -53,7 +54,7 @@ fn is_qualified(s: &str) -> bool {
 }
 
 /// RFC 1123 label.
-pub(crate) fn dns1123_label(s: &str) -> Vec<String> {
+pub fn dns1123_label(s: &str) -> Vec<String> {
     let mut out = Vec::new();
     if s.len() > LABEL_MAX {
         out.push(max_len(LABEL_MAX));
@@ -69,7 +70,7 @@ pub(crate) fn dns1123_label(s: &str) -> Vec<String> {
 }
 
 /// RFC 1123 subdomain.
-pub(crate) fn dns1123_subdomain(s: &str) -> Vec<String> {
+pub fn dns1123_subdomain(s: &str) -> Vec<String> {
     let mut out = Vec::new();
     if s.len() > SUBDOMAIN_MAX {
         out.push(max_len(SUBDOMAIN_MAX));
@@ -81,7 +82,7 @@ pub(crate) fn dns1123_subdomain(s: &str) -> Vec<String> {
 }
 
 /// RFC 1035 label (services before relaxed names).
-pub(crate) fn dns1035_label(s: &str) -> Vec<String> {
+pub fn dns1035_label(s: &str) -> Vec<String> {
     let mut out = Vec::new();
     if s.len() > LABEL_MAX {
         out.push(max_len(LABEL_MAX));
@@ -93,7 +94,7 @@ pub(crate) fn dns1035_label(s: &str) -> Vec<String> {
 }
 
 /// Path segment names (RBAC kinds).
-pub(crate) fn path_segment(s: &str) -> Vec<String> {
+pub fn path_segment(s: &str) -> Vec<String> {
     if s == "." || s == ".." {
         return vec![format!("may not be '{s}'")];
     }
@@ -101,7 +102,7 @@ pub(crate) fn path_segment(s: &str) -> Vec<String> {
 }
 
 /// Label and annotation keys.
-pub(crate) fn qualified_name(s: &str) -> Vec<String> {
+pub fn qualified_name(s: &str) -> Vec<String> {
     let mut out = Vec::new();
     let parts: Vec<&str> = s.split('/').collect();
     let name = match parts.as_slice() {
@@ -134,7 +135,7 @@ pub(crate) fn qualified_name(s: &str) -> Vec<String> {
 }
 
 /// Label values.
-pub(crate) fn label_value(s: &str) -> Vec<String> {
+pub fn label_value(s: &str) -> Vec<String> {
     let mut out = Vec::new();
     if s.len() > LABEL_MAX {
         out.push(max_len(LABEL_MAX));
@@ -147,7 +148,7 @@ pub(crate) fn label_value(s: &str) -> Vec<String> {
 }
 
 /// Names of environment variables: any printable ASCII except `=` (relaxed since 1.34).
-pub(crate) fn env_var_name(s: &str) -> Vec<String> {
+pub fn env_var_name(s: &str) -> Vec<String> {
     if s.is_empty() {
         return vec!["environment variable name must be non-empty".to_owned()];
     }
@@ -158,7 +159,7 @@ pub(crate) fn env_var_name(s: &str) -> Vec<String> {
 }
 
 /// Keys of config maps and secrets.
-pub(crate) fn config_key(s: &str) -> Vec<String> {
+pub fn config_key(s: &str) -> Vec<String> {
     let mut out = Vec::new();
     if s.len() > SUBDOMAIN_MAX {
         out.push(max_len(SUBDOMAIN_MAX));
@@ -181,12 +182,12 @@ pub(crate) fn config_key(s: &str) -> Vec<String> {
 }
 
 /// Port numbers.
-pub(crate) fn port_number(n: i64) -> Vec<String> {
+pub fn port_number(n: i64) -> Vec<String> {
     if (1..=65535).contains(&n) { Vec::new() } else { vec!["must be between 1 and 65535, inclusive".to_owned()] }
 }
 
 /// IANA service names.
-pub(crate) fn port_name(s: &str) -> Vec<String> {
+pub fn port_name(s: &str) -> Vec<String> {
     let mut out = Vec::new();
     if s.len() > 15 {
         out.push(max_len(15));
@@ -207,7 +208,7 @@ pub(crate) fn port_name(s: &str) -> Vec<String> {
 }
 
 /// IP addresses.
-pub(crate) fn ip(s: &str) -> Vec<String> {
+pub fn ip(s: &str) -> Vec<String> {
     if s.parse::<IpAddr>().is_ok() {
         Vec::new()
     } else {
@@ -216,7 +217,7 @@ pub(crate) fn ip(s: &str) -> Vec<String> {
 }
 
 /// CIDRs.
-pub(crate) fn cidr(s: &str) -> Vec<String> {
+pub fn cidr(s: &str) -> Vec<String> {
     if s.parse::<ipnet::IpNet>().is_ok() {
         Vec::new()
     } else {
@@ -225,7 +226,7 @@ pub(crate) fn cidr(s: &str) -> Vec<String> {
 }
 
 /// The label a generated name leaves of its prefix: a trailing dash is cut before checking.
-pub(crate) fn mask_trailing_dash(s: &str) -> String {
+pub fn mask_trailing_dash(s: &str) -> String {
     match s.strip_suffix('-') {
         Some(rest) if !rest.is_empty() => format!("{rest}a"),
         _ => s.to_owned(),
