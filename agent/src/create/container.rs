@@ -106,22 +106,9 @@ fn linux_resources(pod: &Pod, container: &Container, settings: &NodeSettings) ->
 mod tests {
     use super::*;
     use crate::create::sandbox;
+    use crate::create::tests::settings;
     use crate::materials::SandboxMaterials;
     use serde_json::json;
-
-    pub(crate) fn settings() -> NodeSettings {
-        NodeSettings {
-            logs_root: "/var/log/pods".into(),
-            links_root: "/var/log/containers".into(),
-            root_dir: "/var/lib/kubelet".into(),
-            cpu_quota: true,
-            cpu_period: std::time::Duration::from_millis(100),
-            memory_capacity: 4 << 30,
-            seccomp_default: false,
-            cgroup_v1: true,
-            pids_limit: -1,
-        }
-    }
 
     #[test]
     fn a_container_as_upstream_makes_it() {
@@ -161,7 +148,8 @@ mod tests {
             "/kubepods/podu",
             &SandboxMaterials { hostname: "p".into(), dns: None },
             &settings(),
-        );
+        )
+        .unwrap();
         assert_eq!(b.log_directory, "/var/log/pods/n_p_u");
         assert_eq!(b.labels["app"], "x");
         assert_eq!(b.port_mappings[0].host_port, 8080);

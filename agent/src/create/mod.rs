@@ -5,6 +5,7 @@
 pub mod container;
 pub mod sandbox;
 pub mod security;
+pub mod sysctl;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,5 +38,24 @@ impl NodeSettings {
     #[must_use]
     pub fn pod_dir(&self, uid: &str) -> PathBuf {
         self.root_dir.join("pods").join(uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn settings() -> NodeSettings {
+        NodeSettings {
+            logs_root: "/var/log/pods".into(),
+            links_root: "/var/log/containers".into(),
+            root_dir: "/var/lib/kubelet".into(),
+            cpu_quota: true,
+            cpu_period: Duration::from_millis(100),
+            memory_capacity: 4 << 30,
+            seccomp_default: false,
+            cgroup_v1: true,
+            pids_limit: -1,
+        }
     }
 }

@@ -23,7 +23,7 @@ impl Worker {
     fn sandbox_config(&self, attempt: u32) -> Result<cri::PodSandboxConfig, crate::materials::MaterialError> {
         let materials = self.node.materials.sandbox(&self.pod)?;
         let parent = self.node.cgroups.parent(&self.pod);
-        Ok(sandbox_config::config(&self.pod, attempt, &parent, &materials, &self.node.settings))
+        Ok(sandbox_config::config(&self.pod, attempt, &parent, &materials, &self.node.settings)?)
     }
 
     /// Creates a sandbox; a name that is taken by a leftover is cleared and the attempt raised.
