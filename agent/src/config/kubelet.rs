@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Taint;
 use kube_common::duration::GoDuration;
-use kube_common::quantity::Quantity;
 use serde::{Deserialize, Serialize};
 
+pub use super::access::{
+    Anonymous, Authentication, Authorization, AuthorizationMode, WebhookAuthentication, WebhookAuthorization, X509,
+};
 use crate::runtime::identity;
 
 /// Upstream's configuration document.
@@ -114,6 +116,11 @@ pub struct KubeletConfiguration {
     pub system_reserved: BTreeMap<String, String>,
     /// Kept from pods for the node programs.
     pub kube_reserved: BTreeMap<String, String>,
+    /// Where the limits of all pods together hold: `pods` takes the reservations off the limits of `kubepods`.
+    pub enforce_node_allocatable: Vec<String>,
+    /// Sysctls beyond the safe ones that pods may set; `*` at the end is a prefix.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allowed_unsafe_sysctls: Vec<String>,
     /// Hard eviction thresholds; they reduce what is allocatable.
     pub eviction_hard: BTreeMap<String, String>,
     /// Identifier of the machine at its provider.
@@ -133,7 +140,7 @@ pub struct KubeletConfiguration {
     pub fail_cgroup_v1: bool,
     /// Accepted and ignored: no feature here is gated.
     pub feature_gates: BTreeMap<String, bool>,
-    // Known, without effect yet.
+    // Known, without effect yet; `check` looks at the values of some.
     #[serde(skip_serializing_if = "Option::is_none")]
     http_check_frequency: Option<serde_json::Value>,
     #[serde(rename = "staticPodURL")]
@@ -143,11 +150,11 @@ pub struct KubeletConfiguration {
     #[serde(skip_serializing_if = "Option::is_none")]
     static_pod_url_header: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    read_only_port: Option<serde_json::Value>,
+    pub(super) read_only_port: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tls_cipher_suites: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tls_min_version: Option<serde_json::Value>,
+    pub(super) tls_min_version: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tls_curve_preferences: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -163,16 +170,16 @@ pub struct KubeletConfiguration {
     enable_contention_profiling: Option<serde_json::Value>,
     #[serde(rename = "imageMinimumGCAge")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    image_minimum_gc_age: Option<serde_json::Value>,
+    pub(super) image_minimum_gc_age: Option<serde_json::Value>,
     #[serde(rename = "imageMaximumGCAge")]
     #[serde(skip_serializing_if = "Option::is_none")]
     image_maximum_gc_age: Option<serde_json::Value>,
     #[serde(rename = "imageGCHighThresholdPercent")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    image_gc_high_threshold_percent: Option<serde_json::Value>,
+    pub(super) image_gc_high_threshold_percent: Option<serde_json::Value>,
     #[serde(rename = "imageGCLowThresholdPercent")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    image_gc_low_threshold_percent: Option<serde_json::Value>,
+    pub(super) image_gc_low_threshold_percent: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     volume_stats_agg_period: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -180,7 +187,7 @@ pub struct KubeletConfiguration {
     #[serde(skip_serializing_if = "Option::is_none")]
     system_cgroups: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    cpu_manager_policy: Option<serde_json::Value>,
+    pub(super) cpu_manager_policy: Option<serde_json::Value>,
     #[serde(rename = "singleProcessOOMKill")]
     #[serde(skip_serializing_if = "Option::is_none")]
     single_process_oom_kill: Option<serde_json::Value>,
@@ -189,37 +196,37 @@ pub struct KubeletConfiguration {
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_manager_reconcile_period: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    memory_manager_policy: Option<serde_json::Value>,
+    pub(super) memory_manager_policy: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    topology_manager_policy: Option<serde_json::Value>,
+    pub(super) topology_manager_policy: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    topology_manager_scope: Option<serde_json::Value>,
+    pub(super) topology_manager_scope: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     topology_manager_policy_options: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     qos_reserved: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    hairpin_mode: Option<serde_json::Value>,
+    pub(super) hairpin_mode: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    run_once: Option<serde_json::Value>,
+    pub(super) run_once: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    max_open_files: Option<serde_json::Value>,
+    pub(super) max_open_files: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content_type: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    eviction_soft: Option<serde_json::Value>,
+    pub(super) eviction_soft: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    eviction_soft_grace_period: Option<serde_json::Value>,
+    pub(super) eviction_soft_grace_period: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     eviction_pressure_transition_period: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     eviction_max_pod_grace_period: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    eviction_minimum_reclaim: Option<serde_json::Value>,
+    pub(super) eviction_minimum_reclaim: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     merge_default_eviction_settings: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pods_per_core: Option<serde_json::Value>,
+    pub(super) pods_per_core: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     enable_controller_attach_detach: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -228,34 +235,30 @@ pub struct KubeletConfiguration {
     #[serde(skip_serializing_if = "Option::is_none")]
     make_ip_tables_util_chains: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    iptables_masquerade_bit: Option<serde_json::Value>,
+    pub(super) iptables_masquerade_bit: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    iptables_drop_bit: Option<serde_json::Value>,
+    pub(super) iptables_drop_bit: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    memory_swap: Option<serde_json::Value>,
+    pub(super) memory_swap: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    container_log_max_size: Option<serde_json::Value>,
+    pub(super) container_log_max_size: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    container_log_max_files: Option<serde_json::Value>,
+    pub(super) container_log_max_files: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    container_log_max_workers: Option<serde_json::Value>,
+    pub(super) container_log_max_workers: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    container_log_monitor_interval: Option<serde_json::Value>,
+    pub(super) container_log_monitor_interval: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    config_map_and_secret_change_detection_strategy: Option<serde_json::Value>,
+    pub(super) config_map_and_secret_change_detection_strategy: Option<serde_json::Value>,
     #[serde(rename = "reservedSystemCPUs")]
     #[serde(skip_serializing_if = "Option::is_none")]
     reserved_system_cp_us: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     show_hidden_metrics_for_version: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    system_reserved_cgroup: Option<serde_json::Value>,
+    pub(super) system_reserved_cgroup: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    kube_reserved_cgroup: Option<serde_json::Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    enforce_node_allocatable: Option<serde_json::Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    allowed_unsafe_sysctls: Option<serde_json::Value>,
+    pub(super) kube_reserved_cgroup: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     volume_plugin_dir: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -267,7 +270,7 @@ pub struct KubeletConfiguration {
     #[serde(skip_serializing_if = "Option::is_none")]
     enable_system_log_query: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    shutdown_grace_period: Option<serde_json::Value>,
+    pub(super) shutdown_grace_period: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     shutdown_grace_period_critical_pods: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -336,6 +339,8 @@ impl Default for KubeletConfiguration {
             fail_swap_on: true,
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
+            enforce_node_allocatable: vec!["pods".into()],
+            allowed_unsafe_sysctls: Vec::new(),
             eviction_hard: BTreeMap::new(),
             provider_id: String::new(),
             crash_loop_back_off: CrashLoopBackOff::default(),
@@ -399,8 +404,6 @@ impl Default for KubeletConfiguration {
             show_hidden_metrics_for_version: None,
             system_reserved_cgroup: None,
             kube_reserved_cgroup: None,
-            enforce_node_allocatable: None,
-            allowed_unsafe_sysctls: None,
             volume_plugin_dir: None,
             kernel_memcg_notification: None,
             logging: None,
@@ -480,8 +483,6 @@ impl KubeletConfiguration {
             ("showHiddenMetricsForVersion", &self.show_hidden_metrics_for_version),
             ("systemReservedCgroup", &self.system_reserved_cgroup),
             ("kubeReservedCgroup", &self.kube_reserved_cgroup),
-            ("enforceNodeAllocatable", &self.enforce_node_allocatable),
-            ("allowedUnsafeSysctls", &self.allowed_unsafe_sysctls),
             ("volumePluginDir", &self.volume_plugin_dir),
             ("kernelMemcgNotification", &self.kernel_memcg_notification),
             ("logging", &self.logging),
@@ -502,51 +503,13 @@ impl KubeletConfiguration {
         .into_iter()
         .filter(|(_, value)| value.is_some())
         .map(|(name, _)| name.to_owned())
+        .chain(
+            self.enforce_node_allocatable
+                .iter()
+                .filter(|e| !["pods", "none"].contains(&e.as_str()))
+                .map(|entry| format!("enforceNodeAllocatable {entry}")),
+        )
         .collect()
-    }
-
-    /// Values that types allow and the agent does not: (field, what is wrong).
-    #[must_use]
-    pub fn problems(&self) -> Vec<(&'static str, String)> {
-        let mut found = Vec::new();
-        let mut check = |ok: bool, field, message: &str| {
-            if !ok {
-                found.push((field, message.to_owned()));
-            }
-        };
-        check(self.max_pods >= 0, "maxPods", "must not be negative");
-        check(self.node_lease_duration_seconds > 0, "nodeLeaseDurationSeconds", "must be greater than 0");
-        check(!self.file_check_frequency.0.is_zero(), "fileCheckFrequency", "must be greater than 0");
-        check(!self.node_status_update_frequency.0.is_zero(), "nodeStatusUpdateFrequency", "must be greater than 0");
-        check(self.registry_pull_qps >= 0, "registryPullQPS", "must not be negative");
-        check(self.event_record_qps >= 0, "eventRecordQPS", "must not be negative");
-        check((-1000..=1000).contains(&self.oom_score_adj), "oomScoreAdj", "must be -1000 to 1000");
-        check(self.max_parallel_image_pulls.is_none_or(|n| n >= 1), "maxParallelImagePulls", "must be at least 1");
-        check(
-            !(self.max_parallel_image_pulls.is_some_and(|n| n > 1) && self.serialize_image_pulls == Some(true)),
-            "maxParallelImagePulls",
-            "cannot be larger than 1 unless serializeImagePulls is false",
-        );
-        if let Some(longest) = self.crash_loop_back_off.max_container_restart_period {
-            check(
-                (1..=300).contains(&longest.0.as_secs()),
-                "crashLoopBackOff.maxContainerRestartPeriod",
-                "must be 1s to 300s",
-            );
-        }
-        for cidr in self.pod_cidr.iter().flat_map(|list| list.split(',')) {
-            if cidr.parse::<ipnet::IpNet>().is_err() {
-                found.push(("podCIDR", format!("{cidr:?} is no address range such as 10.244.0.0/24")));
-            }
-        }
-        for (field, map) in [("systemReserved", &self.system_reserved), ("kubeReserved", &self.kube_reserved)] {
-            for (key, value) in map {
-                if Quantity::parse(value).is_err() {
-                    found.push((field, format!("{key}: {value:?} is no quantity such as 100m or 1Gi")));
-                }
-            }
-        }
-        found
     }
 
     /// How many pulls may run at once; `None` is no limit.
@@ -576,88 +539,4 @@ pub enum CgroupDriver {
     Cgroupfs,
     /// systemd slices.
     Systemd,
-}
-
-/// Who may call the HTTPS server.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Authentication {
-    /// Client certificates.
-    pub x509: X509,
-    /// Tokens checked by the API server.
-    pub webhook: WebhookAuthentication,
-    /// Callers without credentials.
-    pub anonymous: Anonymous,
-}
-
-/// Client certificates.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct X509 {
-    /// Certificates of the authorities that sign clients.
-    #[serde(rename = "clientCAFile")]
-    pub client_ca_file: Option<PathBuf>,
-}
-
-/// Tokens checked by the API server.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct WebhookAuthentication {
-    /// Whether tokens are accepted.
-    pub enabled: bool,
-    /// How long an answer holds.
-    #[serde(rename = "cacheTTL")]
-    pub cache_ttl: GoDuration,
-}
-
-impl Default for WebhookAuthentication {
-    fn default() -> Self {
-        Self { enabled: true, cache_ttl: GoDuration::from_secs(120) }
-    }
-}
-
-/// Callers without credentials.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Anonymous {
-    /// Whether they are let in.
-    pub enabled: bool,
-}
-
-/// What a caller may do.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Authorization {
-    /// `Webhook` asks the API server, `AlwaysAllow` asks nobody.
-    pub mode: AuthorizationMode,
-    /// Answers of the API server.
-    pub webhook: WebhookAuthorization,
-}
-
-/// How callers are authorised.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
-pub enum AuthorizationMode {
-    /// Ask the API server.
-    #[default]
-    Webhook,
-    /// Ask nobody.
-    AlwaysAllow,
-}
-
-/// How long the API server's answers hold.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default, rename_all = "camelCase")]
-pub struct WebhookAuthorization {
-    /// A yes.
-    #[serde(rename = "cacheAuthorizedTTL")]
-    pub cache_authorized_ttl: GoDuration,
-    /// A no.
-    #[serde(rename = "cacheUnauthorizedTTL")]
-    pub cache_unauthorized_ttl: GoDuration,
-}
-
-impl Default for WebhookAuthorization {
-    fn default() -> Self {
-        Self { cache_authorized_ttl: GoDuration::from_secs(300), cache_unauthorized_ttl: GoDuration::from_secs(30) }
-    }
 }

@@ -4,6 +4,8 @@
 //! values are errors with file, line and column, all at once; fields that upstream has and this agent does not use
 //! yet are accepted with a warning.
 
+pub mod access;
+mod check;
 pub mod kubelet;
 pub mod node;
 
@@ -119,7 +121,9 @@ pub fn load(flags: &Flags) -> Result<Config, LoadError> {
             documents.extend(config::load_file(&path)?);
         }
     }
-    let mut out = from_documents(&documents)?;
+    // A flag takes the place of what the file says.
+    let exists = |path: &Path| flags.kubeconfig.is_some() || path.exists();
+    let mut out = merge(&documents, &exists)?;
     apply_flags(&mut out, flags)?;
     Ok(out)
 }
@@ -140,6 +144,10 @@ fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
 /// # Errors
 /// Every mistake of a file.
 pub fn from_documents(documents: &[Document]) -> Result<Config, ConfigError> {
+    merge(documents, &|_| true)
+}
+
+fn merge(documents: &[Document], exists: &dyn Fn(&Path) -> bool) -> Result<Config, ConfigError> {
     let mut merged: BTreeMap<&str, serde_json::Value> = BTreeMap::new();
     let mut found: Vec<Mistake> = Vec::new();
     let mut out = Config::default();
@@ -149,7 +157,7 @@ pub fn from_documents(documents: &[Document]) -> Result<Config, ConfigError> {
                 config::decode_checked::<KubeletConfiguration>(document, |c| check_kubelet(document, c)).map(drop)
             }
             (NODE_API, "NodeConfig") => {
-                config::decode_checked::<NodeConfig>(document, |c| c.check(document)).map(drop)
+                config::decode_checked::<NodeConfig>(document, |c| c.check(document, exists)).map(drop)
             }
             (api, kind) => Err(vec![document.mistake_at(
                 "kind",
@@ -201,11 +209,21 @@ fn overlay(base: &mut serde_json::Value, over: serde_json::Value) {
 }
 
 fn check_kubelet(document: &Document, config: &KubeletConfiguration) -> Vec<Mistake> {
-    config.problems().into_iter().map(|(field, message)| document.mistake_at(field, message)).collect()
+    located(document, check::kubelet(config))
+}
+
+fn located(document: &Document, problems: Vec<check::Problem>) -> Vec<Mistake> {
+    problems.into_iter().map(|p| document.mistake(&p.path, p.message)).collect()
 }
 
 fn apply_flags(config: &mut Config, flags: &Flags) -> Result<(), LoadError> {
     let node = &mut config.node;
+    if let Some(path) = flags.kubeconfig.as_ref().filter(|p| !p.exists() && flags.bootstrap_kubeconfig.is_none()) {
+        return Err(LoadError::Flag { flag: "kubeconfig", message: node::missing_kubeconfig(path) });
+    }
+    if let Some(message) = flags.hostname_override.as_deref().and_then(check::node_name_problem) {
+        return Err(LoadError::Flag { flag: "hostname-override", message });
+    }
     node.kubeconfig = flags.kubeconfig.clone().or(node.kubeconfig.take());
     node.bootstrap_kubeconfig = flags.bootstrap_kubeconfig.clone().or(node.bootstrap_kubeconfig.take());
     node.node_name = flags.hostname_override.clone().or(node.node_name.take());
@@ -315,5 +333,40 @@ mod tests {
         assert_eq!(c.node.node_labels["a"], "b");
         assert_eq!(c.taints()[0].effect, "NoSchedule");
         assert!(load(&Flags { node_ip: Some("x".into()), ..Flags::default() }).is_err());
+        for (flags, flag) in [
+            (Flags { hostname_override: Some("Node_1!".into()), ..Flags::default() }, "hostname-override"),
+            (Flags { kubeconfig: Some("/nowhere/k".into()), ..Flags::default() }, "kubeconfig"),
+            (Flags { register_with_taints: vec!["a b=:NoExecute".into()], ..Flags::default() }, "register-with-taints"),
+        ] {
+            let error = load(&flags).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--{flag}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn mistakes_of_the_node_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node.yaml");
+        let text = "apiVersion: keelson.dev/v1alpha1\nkind: NodeConfig\nnodeName: Node_1!\nkubeconfig: /nowhere/k\n\
+                    registerWithTaints:\n- {key: a, effect: x}\nnodeLabels: {a b: c, d: 'e f'}\nrootDir: x\n";
+        std::fs::write(&path, text).unwrap();
+        let flags = Flags { config: Some(path.clone()), ..Flags::default() };
+        let error = load(&flags).unwrap_err().to_string();
+        for wanted in [
+            ":3:1: nodeName: \"Node_1!\"",
+            ":4:1: kubeconfig: /nowhere/k does not exist",
+            ":6:12: registerWithTaints[0].effect: ",
+            "nodeLabels.a b: ",
+            "nodeLabels.d: ",
+            ":8:1: rootDir: ",
+        ] {
+            assert!(error.contains(wanted), "{wanted} is not in {error}");
+        }
+        let good = "apiVersion: keelson.dev/v1alpha1\nkind: NodeConfig\nnodeName: N1.example\nkubeconfig: /nowhere/k\n";
+        std::fs::write(&path, good).unwrap();
+        assert!(load(&flags).is_err());
+        // With a bootstrap kubeconfig the other one is yet to be made.
+        std::fs::write(&path, format!("{good}bootstrapKubeconfig: /nowhere/b\n")).unwrap();
+        load(&flags).unwrap();
     }
 }

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Taint;
+use keelson_kinds::names;
 use kube_common::config::{Document, Mistake};
 use serde::Deserialize;
+
+use super::check::{self, Found};
 
 /// State directory (upstream's default).
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
@@ -119,13 +122,22 @@ pub enum DataplaneMode {
 }
 
 impl NodeConfig {
-    /// Checks that go beyond types.
-    #[must_use]
-    pub fn check(&self, document: &Document) -> Vec<Mistake> {
-        let mut found = Vec::new();
-        if self.node_name.as_deref().is_some_and(|n| n.is_empty() || n.len() > 253) {
-            found.push(document.mistake_at("nodeName", "must have 1 to 253 characters"));
+    /// Checks that go beyond types. `exists` tells whether a file is there.
+    pub(super) fn check(&self, document: &Document, exists: &dyn Fn(&Path) -> bool) -> Vec<Mistake> {
+        let mut problems = Found::default();
+        if let Some(message) = self.node_name.as_deref().and_then(check::node_name_problem) {
+            problems.at("nodeName", message);
         }
+        if let Some(path) = self.kubeconfig.as_ref().filter(|p| self.bootstrap_kubeconfig.is_none() && !exists(p)) {
+            problems.at("kubeconfig", missing_kubeconfig(path));
+        }
+        problems.taints("registerWithTaints", &self.register_with_taints);
+        for (key, value) in &self.node_labels {
+            for message in names::qualified_name(key).into_iter().chain(names::label_value(value)) {
+                problems.key("nodeLabels", key, message);
+            }
+        }
+        let mut found = super::located(document, problems.0);
         let bridge = &self.network.bridge;
         if bridge.is_empty() || bridge.len() > MAX_INTERFACE_NAME || bridge.contains('/') {
             found.push(document.mistake_at(
@@ -146,6 +158,11 @@ impl NodeConfig {
     }
 }
 
+/// What to say of a kubeconfig that is not there.
+pub(super) fn missing_kubeconfig(path: &Path) -> String {
+    format!("{} does not exist; without a kubeconfig only static pods run", path.display())
+}
+
 /// Reads `key=value:effect` or `key:effect`.
 pub(super) fn parse_taint(text: &str) -> Result<Taint, String> {
     let bad = || {
@@ -156,5 +173,9 @@ pub(super) fn parse_taint(text: &str) -> Result<Taint, String> {
         return Err(bad());
     }
     let (key, value) = head.split_once('=').map_or((head, None), |(k, v)| (k, Some(v.to_owned())));
-    Ok(Taint { key: key.to_owned(), value, effect: effect.to_owned(), time_added: None })
+    let taint = Taint { key: key.to_owned(), value, effect: effect.to_owned(), time_added: None };
+    match check::taint_problems(&taint).into_iter().next() {
+        Some((field, why)) => Err(format!("{text:?}: {field} {why}")),
+        None => Ok(taint),
+    }
 }
