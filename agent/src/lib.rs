@@ -30,6 +30,7 @@ pub mod pleg;
 pub mod pod;
 pub mod probe;
 pub mod runtime;
+pub mod runtime_class;
 pub mod server;
 pub mod source;
 pub mod status;

@@ -52,6 +52,8 @@ pub trait Materials: Send + Sync {
     /// # Errors
     /// An unusable host name or resolver file.
     fn sandbox(&self, pod: &Pod) -> Result<SandboxMaterials, MaterialError>;
+    /// The runtime's handler for the pod's RuntimeClass; empty text is the runtime's default.
+    fn runtime_handler<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<String, MaterialError>>;
     /// Environment, command and mounts of one container.
     fn container<'a>(
         &'a self,
@@ -80,6 +82,10 @@ impl Materials for Bare {
 
     fn sandbox(&self, pod: &Pod) -> Result<SandboxMaterials, MaterialError> {
         Ok(SandboxMaterials { hostname: crate::pod::name(pod).to_owned(), dns: None })
+    }
+
+    fn runtime_handler<'a>(&'a self, _: &'a Pod) -> BoxFuture<'a, Result<String, MaterialError>> {
+        async { Ok(String::new()) }.boxed()
     }
 
     fn container<'a>(

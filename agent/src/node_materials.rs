@@ -24,6 +24,7 @@ use crate::events::Recorder;
 use crate::hosts;
 use crate::materials::{ContainerMaterials, MaterialError, Materials, SandboxMaterials};
 use crate::pod;
+use crate::runtime_class::RuntimeClasses;
 use crate::volumes::VolumeManager;
 use crate::volumes::api::ApiReader;
 use crate::volumes::mounts::KernelMounter;
@@ -46,6 +47,7 @@ pub struct NodeMaterials {
     resolver_file: Option<PathBuf>,
     facts: NodeFacts,
     recorder: Arc<Recorder>,
+    classes: RuntimeClasses,
 }
 
 impl NodeMaterials {
@@ -94,6 +96,7 @@ impl NodeMaterials {
                 allocatable: inputs.allocatable.clone(),
             },
             recorder,
+            classes: RuntimeClasses::new(inputs.client.clone()),
         })
     }
 
@@ -157,6 +160,11 @@ impl Materials for NodeMaterials {
         let fqdn = pod.spec.as_ref().and_then(|s| s.set_hostname_as_fqdn) == Some(true) && !name.domain.is_empty();
         let hostname = if fqdn { format!("{}.{}", name.hostname, name.domain) } else { name.hostname };
         Ok(SandboxMaterials { hostname, dns: Some(dns.to_cri()) })
+    }
+
+    fn runtime_handler<'a>(&'a self, pod: &'a Pod) -> BoxFuture<'a, Result<String, MaterialError>> {
+        let name = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or_default();
+        async move { self.classes.handler(name).await.map_err(MaterialError::from) }.boxed()
     }
 
     fn container<'a>(

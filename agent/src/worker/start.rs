@@ -28,7 +28,13 @@ impl Worker {
 
     /// Creates a sandbox; a name that is taken by a leftover is cleared and the attempt raised.
     pub(super) async fn create_sandbox(&mut self, first_attempt: u32) -> Option<Sandbox> {
-        let handler = self.pod.spec.as_ref().and_then(|s| s.runtime_class_name.clone()).unwrap_or_default();
+        let handler = match self.node.materials.runtime_handler(&self.pod).await {
+            Ok(handler) => handler,
+            Err(error) => {
+                self.node.recorder.pod(&self.pod, "Warning", error.event, &error.message);
+                return None;
+            }
+        };
         self.release_dead_sandboxes().await;
         for attempt in first_attempt..first_attempt + RESERVED_TRIES {
             let config = match self.sandbox_config(attempt) {
