@@ -3,6 +3,7 @@
 //! [`resources`] is pure; [`Cgroups`] writes files below the mount points it is given. Upstream counterpart:
 //! `pkg/kubelet/cm`.
 
+mod remove;
 pub mod resources;
 
 use std::io;
@@ -20,8 +21,6 @@ const MOUNT: &str = "/sys/fs/cgroup";
 const HYBRID: &str = "unified";
 /// Controllers on v1 in which the agent makes pod cgroups; the runtime makes the rest below them.
 const V1_LIMITS: [&str; 3] = ["cpu", "memory", "pids"];
-/// How often the removal of a cgroup that is still busy is tried.
-const REMOVE_TRIES: u32 = 5;
 
 /// Why a cgroup could not be made or removed. Retryable: the kernel may still be busy.
 #[derive(Debug, thiserror::Error)]
@@ -125,6 +124,12 @@ impl Cgroups {
         Self { layout, root: root.trim_matches('/').to_owned(), driver, enabled }
     }
 
+    /// Whether pods get cgroups at all.
+    #[must_use]
+    pub fn enabled(&self) -> bool {
+        self.enabled
+    }
+
     /// Whether the host has cgroup v1.
     #[must_use]
     pub fn is_v1(&self) -> bool {
@@ -146,11 +151,7 @@ impl Cgroups {
     /// The name to give the runtime as a sandbox's parent.
     #[must_use]
     pub fn parent(&self, pod: &Pod) -> String {
-        let parts = self.segments(Qos::of(pod), Some(pod::uid(pod)));
-        match self.driver {
-            CgroupDriver::Cgroupfs => format!("/{}", parts.join("/")),
-            CgroupDriver::Systemd => slice(&parts),
-        }
+        self.named(&self.segments(Qos::of(pod), Some(pod::uid(pod))))
     }
 
     /// The folder of a cgroup below a mount point.
@@ -176,7 +177,7 @@ impl Cgroups {
         if !self.enabled {
             return Ok(());
         }
-        let parts = self.segments(Qos::of(pod), Some(pod::uid(pod)));
+        let parts = self.segments(Qos::of(pod), Some(checked(pod::uid(pod))?));
         let folder = self.folder(&parts);
         for (controller, mount) in self.trees() {
             if self.is_v1() && !V1_LIMITS.contains(&controller) {
@@ -188,6 +189,40 @@ impl Cgroups {
             }
             for (file, value) in resources.files(controller) {
                 write(&path.join(file), &value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the cgroup of all pods.
+    #[must_use]
+    pub fn all(&self) -> String {
+        self.named(&self.segments(Qos::Guaranteed, None))
+    }
+
+    fn named(&self, parts: &[String]) -> String {
+        match self.driver {
+            CgroupDriver::Cgroupfs => format!("/{}", parts.join("/")),
+            CgroupDriver::Systemd => slice(parts),
+        }
+    }
+
+    /// Makes the cgroup of all pods with what they may use together.
+    ///
+    /// # Errors
+    /// What the kernel refuses: a memory limit below what is in use, for example.
+    pub fn limit_all(&self, resources: &PodResources) -> Result<(), CgroupError> {
+        if !self.enabled {
+            return Ok(());
+        }
+        let folder = self.folder(&self.segments(Qos::Guaranteed, None));
+        for (controller, mount) in self.trees() {
+            if self.is_v1() && !V1_LIMITS.contains(&controller) {
+                continue;
+            }
+            self.make(mount, &folder)?;
+            for (file, value) in resources.files(controller) {
+                write(&mount.join(&folder).join(file), &value)?;
             }
         }
         Ok(())
@@ -232,19 +267,19 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Removes a pod's cgroup with everything below it, in every class (a pod's class never changes, but an agent
-    /// of another version may have seen it otherwise).
+    /// Removes a pod's cgroup with everything below and in it, in every class (a pod's class never changes, but an
+    /// agent of another version may have seen it otherwise). Kills every process in it: only for a pod of which the
+    /// runtime shows nothing that lives. Blocks for at most a few seconds.
     ///
     /// # Errors
-    /// When a process still lives in it.
+    /// When a process in it cannot be ended, with the processes.
     pub fn remove(&self, uid: &str) -> Result<(), CgroupError> {
+        let mut paths = Vec::new();
         for qos in [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort] {
-            let folder = self.folder(&self.segments(qos, Some(uid)));
-            for (_, mount) in self.trees() {
-                remove_tree(&mount.join(&folder))?;
-            }
+            let folder = self.folder(&self.segments(qos, Some(checked(uid)?)));
+            paths.extend(self.trees().iter().map(|(_, mount)| mount.join(&folder)).filter(|path| path.is_dir()));
         }
-        Ok(())
+        remove::destroy(&paths)
     }
 
     /// UIDs of the pods that have a cgroup.
@@ -272,6 +307,15 @@ impl Cgroups {
     }
 }
 
+/// A UID that names one folder and nothing else: no other may become part of a path.
+fn checked(uid: &str) -> Result<&str, CgroupError> {
+    if uid.is_empty() || uid.contains(['/', '\0']) || uid.starts_with('.') {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "the pod's UID is no folder name");
+        return Err(CgroupError { action: format!("name it after UID {uid:?}"), path: "kubepods".into(), source });
+    }
+    Ok(uid)
+}
+
 /// systemd's name of a slice: the parts joined by `-`, with dashes inside a part replaced.
 fn slice(parts: &[String]) -> String {
     let joined: Vec<String> = parts.iter().map(|p| p.trim_end_matches(".slice").replace('-', "_")).collect();
@@ -290,24 +334,6 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
         return Ok(());
     }
     std::fs::write(path, value).map_err(fail(format!("write {value:?}"), path))
-}
-
-fn remove_tree(path: &Path) -> Result<(), CgroupError> {
-    let Ok(entries) = std::fs::read_dir(path) else { return Ok(()) };
-    for entry in entries.flatten() {
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            remove_tree(&entry.path())?;
-        }
-    }
-    for attempt in 1.. {
-        match std::fs::remove_dir(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(e) if attempt >= REMOVE_TRIES => return Err(fail("remove", path)(e)),
-            Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)),
-            Ok(()) => return Ok(()),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -366,5 +392,17 @@ mod tests {
         }
         cgroups.remove("a-b").unwrap();
         assert!(cgroups.pods().is_empty());
+    }
+
+    #[test]
+    fn a_uid_cannot_lead_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroups = Cgroups::new(Layout::Unified(dir.path().join("fs")), "", CgroupDriver::Cgroupfs, true);
+        let mut pod = guaranteed();
+        pod.metadata.uid = Some("/../../../x".into());
+        let error = cgroups.ensure(&pod, &PodResources::default()).unwrap_err().to_string();
+        assert!(error.contains("UID \"/../../../x\""), "{error}");
+        assert!(cgroups.remove("/../../../x").is_err() && cgroups.remove("").is_err());
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
     }
 }
