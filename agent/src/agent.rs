@@ -14,7 +14,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::cgroup::{Cgroups, Layout};
+use crate::cgroup::{self, Cgroups, Layout};
 use crate::config::{Config, NetworkMode};
 use crate::create::NodeSettings;
 use crate::events::{self, Recorder};
@@ -264,6 +264,9 @@ pub async fn run(
         sync_period: config.kubelet.sync_frequency.0,
         started: Instant::now(),
     });
+    let limits = cgroup::node::limits(&config.kubelet, &facts, cgroup::node::max_pids());
+    let enforcing = cgroup::node::enforce(context.cgroups.clone(), limits, recorder.clone(), stop.clone());
+    tasks.spawn("node-allocatable", enforcing);
     let poke = Arc::new(Notify::new());
     let ready_rx = readiness.subscribe();
     let trouble = watch::Sender::new(None);

@@ -3,6 +3,7 @@
 //! [`resources`] is pure; [`Cgroups`] writes files below the mount points it is given. Upstream counterpart:
 //! `pkg/kubelet/cm`.
 
+pub mod node;
 mod remove;
 pub mod resources;
 
