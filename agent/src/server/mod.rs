@@ -10,6 +10,7 @@
 pub mod authn;
 pub mod authz;
 mod cache;
+mod connections;
 mod container_logs;
 mod routes;
 mod streams;
@@ -23,13 +24,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use http::StatusCode;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use k8s_openapi::api::core::v1::Pod;
 use keelson_streaming::remotecommand::Options as StreamOptions;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -38,12 +39,11 @@ pub use authz::{Access, Authorization};
 pub use tls::{TlsError, TlsFiles};
 
 use authn::PeerCertificate;
+use connections::{Connections, Limits, Place};
 use routes::Router;
 
 use crate::runtime::ExecOutput;
 
-/// Connections at once; more wait to be accepted.
-const MAX_CONNECTIONS: usize = 1024;
 /// Requests at once, without log streams; more are answered with 429.
 const MAX_REQUESTS: usize = 128;
 /// Log requests at once; a follower holds its place until it ends.
@@ -233,6 +233,7 @@ pub struct Server {
     listener: TcpListener,
     router: Arc<Router>,
     tls: tls::Reloading,
+    limits: Limits,
 }
 
 impl Server {
@@ -249,7 +250,7 @@ impl Server {
         let router = Router::new(&config, view, client)?;
         let address = config.address;
         let listener = TcpListener::bind(address).await.map_err(|source| ServerError::Listen { address, source })?;
-        Ok(Self { listener, router: Arc::new(router), tls })
+        Ok(Self { listener, router: Arc::new(router), tls, limits: Limits::default() })
     }
 
     /// The bound address.
@@ -259,25 +260,26 @@ impl Server {
 
     /// Serves until `stop`.
     pub async fn serve(self, stop: CancellationToken) {
-        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let connections = Connections::new(self.limits);
         let tracker = TaskTracker::new();
         loop {
             let accepted = async {
-                // Never closed.
-                let permit = Arc::clone(&connections).acquire_owned().await.ok();
-                (self.listener.accept().await, permit)
+                let (stream, from) = self.listener.accept().await?;
+                Ok::<_, std::io::Error>((stream, connections.place(from.ip()).await))
             };
-            let (accepted, permit) = tokio::select! {
+            let accepted = tokio::select! {
                 () = stop.cancelled() => break,
                 accepted = accepted => accepted,
             };
             match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, place)) => {
                     let acceptor = tokio_rustls::TlsAcceptor::from(self.tls.config());
                     let (router, stop) = (Arc::clone(&self.router), stop.clone());
                     tracker.spawn(async move {
-                        connection(stream, acceptor, router, stop).await;
-                        drop(permit);
+                        tokio::select! {
+                            () = connection(stream, acceptor, router, stop, Arc::clone(&place)) => {}
+                            () = place.lost() => {}
+                        }
                     });
                 }
                 Err(error) => {
@@ -296,6 +298,7 @@ async fn connection(
     acceptor: tokio_rustls::TlsAcceptor,
     router: Arc<Router>,
     stop: CancellationToken,
+    place: Arc<Place>,
 ) {
     let _ = stream.set_nodelay(true);
     let handshake = tokio::time::timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream));
@@ -309,11 +312,23 @@ async fn connection(
     };
     let certificates = stream.get_ref().1.peer_certificates();
     let peer = certificates.and_then(|chain| PeerCertificate::parse(chain.first()?));
+    if peer.is_some() {
+        // The handshake has verified it.
+        place.known();
+    }
     let peer = Arc::new(peer);
     let ended = stop.clone();
     let service = service_fn(move |request| {
         let (router, peer, stop) = (Arc::clone(&router), Arc::clone(&peer), stop.clone());
-        async move { Ok::<_, std::convert::Infallible>(router.handle(request, &peer, stop).await) }
+        let place = Arc::clone(&place);
+        async move {
+            let answer = router.handle(request, &peer, stop).await;
+            // Neither of them says that there were good credentials.
+            if ![StatusCode::UNAUTHORIZED, StatusCode::TOO_MANY_REQUESTS].contains(&answer.status()) {
+                place.known();
+            }
+            Ok::<_, std::convert::Infallible>(answer)
+        }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).max_buf_size(MAX_HEAD);

@@ -124,6 +124,10 @@ struct Reply {
 
 impl World {
     async fn start(authorization: Authorization) -> Self {
+        Self::limited(authorization, Limits::default()).await
+    }
+
+    async fn limited(authorization: Authorization, limits: Limits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ca = Ca::new();
         std::fs::write(dir.path().join("ca.crt"), &ca.pem).unwrap();
@@ -154,14 +158,19 @@ impl World {
         };
         let (client, asked) = api();
         let view = Arc::clone(&node) as Arc<dyn NodeView>;
-        let server = Server::bind(config, view, Some(client)).await.unwrap();
+        let mut server = Server::bind(config, view, Some(client)).await.unwrap();
+        server.limits = limits;
         let address = server.address().unwrap();
         let stop = CancellationToken::new();
         let task = tokio::spawn(server.serve(stop.clone()));
         Self { ca, address, asked, node, dir, stop, task }
     }
 
-    async fn send(&self, client: Option<(CertificateDer<'static>, Vec<u8>)>, request: &str) -> std::io::Result<Reply> {
+    /// A connection after its handshake.
+    async fn connect(
+        &self,
+        client: Option<(CertificateDer<'static>, Vec<u8>)>,
+    ) -> std::io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
         let mut roots = rustls::RootCertStore::empty();
         let pem = std::fs::read(self.dir.path().join("pki/kubelet.crt")).unwrap();
         use rustls::pki_types::pem::PemObject as _;
@@ -181,7 +190,11 @@ impl World {
         let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
         let stream = TcpStream::connect(self.address).await?;
         let name = ServerName::try_from("n1").unwrap();
-        let mut stream = connector.connect(name, stream).await?;
+        connector.connect(name, stream).await
+    }
+
+    async fn send(&self, client: Option<(CertificateDer<'static>, Vec<u8>)>, request: &str) -> std::io::Result<Reply> {
+        let mut stream = self.connect(client).await?;
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await?;
@@ -359,6 +372,48 @@ async fn the_end_of_the_server_ends_followers() {
     let both = async { tokio::join!(follow, end) };
     let (follow, ()) = tokio::time::timeout(Duration::from_secs(5), both).await.unwrap();
     assert_eq!(follow.body, "x\n");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn idle_strangers_do_not_keep_anybody_out() {
+    let limits = Limits { all: 8, strangers_per_address: 100, first_request: Duration::from_secs(600) };
+    let world = World::limited(webhook(), limits).await;
+    let mut idle = Vec::new();
+    for _ in 0..limits.all {
+        idle.push(world.connect(None).await.unwrap());
+    }
+    for _ in 0..3 {
+        let reply = tokio::time::timeout(Duration::from_secs(10), world.admin("/healthz")).await.unwrap();
+        assert_eq!(reply.status, StatusCode::OK);
+        let reply = tokio::time::timeout(Duration::from_secs(10), world.token("GET", "/metrics", "good")).await;
+        assert_eq!(reply.unwrap().status, StatusCode::OK);
+    }
+    let end = idle[0].read(&mut [0]).await;
+    assert!(matches!(end, Err(_) | Ok(0)), "the oldest has given way");
+    world.end().await;
+}
+
+#[tokio::test]
+async fn a_client_without_credentials_is_soon_dropped_and_one_with_them_stays() {
+    let limits = Limits { first_request: Duration::from_secs(2), ..Limits::default() };
+    let world = World::limited(webhook(), limits).await;
+    let keep = |token: &str| format!("GET /metrics HTTP/1.1\r\nHost: n1\r\nAuthorization: Bearer {token}\r\n\r\n");
+    let mut good = world.connect(None).await.unwrap();
+    let mut bad = world.connect(None).await.unwrap();
+    let mut buffer = [0; 4096];
+    for (stream, token, status) in [(&mut good, "good", "200"), (&mut bad, "bad", "401")] {
+        stream.write_all(keep(token).as_bytes()).await.unwrap();
+        let n = stream.read(&mut buffer).await.unwrap();
+        assert!(String::from_utf8_lossy(&buffer[..n]).starts_with(&format!("HTTP/1.1 {status}")));
+    }
+    let end = tokio::time::timeout(Duration::from_secs(10), async {
+        while matches!(bad.read(&mut buffer).await, Ok(n) if n > 0) {}
+    });
+    end.await.expect("a refused client is dropped");
+    good.write_all(keep("good").as_bytes()).await.unwrap();
+    let n = tokio::time::timeout(Duration::from_secs(10), good.read(&mut buffer)).await.unwrap().unwrap();
+    assert!(n > 0, "a known client is kept");
     world.end().await;
 }
 
