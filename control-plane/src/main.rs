@@ -75,6 +75,9 @@ struct Serve {
     /// DNS domain of the cluster.
     #[arg(long, default_value = "cluster.local")]
     cluster_domain: String,
+    /// Lets Services name externalIPs. Whoever may write Services can then take over traffic to any address (CVE-2020-8554).
+    #[arg(long)]
+    allow_service_external_ips: bool,
     #[command(flatten)]
     dns: dns::Flags,
     #[command(flatten)]
@@ -243,6 +246,7 @@ async fn api_server(
         service_cidr: args.service_cluster_ip_range,
         node_ports: args.service_node_port_range,
         cluster_domain: args.cluster_domain.clone(),
+        allow_external_ips: args.allow_service_external_ips,
         toleration_seconds: args.eviction.toleration_seconds(),
     };
     let store = run::open_store(&args.data_dir)?;

@@ -40,6 +40,8 @@ pub struct Config {
     pub node_ports: (u16, u16),
     /// DNS domain.
     pub cluster_domain: String,
+    /// Whether Services may name external addresses; upstream's DenyServiceExternalIPs when not.
+    pub allow_external_ips: bool,
     /// What pods tolerate that do not say.
     pub toleration_seconds: TolerationSeconds,
 }

@@ -128,8 +128,10 @@ async fn a_node_does_its_work_and_no_more() {
     assert_eq!(get("/api/v1/namespaces/default/secrets").await, 403);
     assert_eq!(get("/api/v1/secrets").await, 403);
     let token = |account: &str| format!("/api/v1/namespaces/default/serviceaccounts/{account}/token");
+    let pod = api.get("/api/v1/namespaces/default/pods/p").await.expect(200);
+    let bound = json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": pod["metadata"]["uid"]}}});
     for (account, wanted) in [("default", 201), ("other", 403)] {
-        let answer = api.as_user("system:node:n1", &groups, Method::POST, &token(account), &json!({"spec": {}})).await;
+        let answer = api.as_user("system:node:n1", &groups, Method::POST, &token(account), &bound).await;
         assert_eq!(answer.status.as_u16(), wanted, "{account}: {}", answer.json);
     }
     let lease = json!({"metadata": {"name": "n1"}, "spec": {"holderIdentity": "n1"}});

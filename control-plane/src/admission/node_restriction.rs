@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::certificates;
 use super::pods::MIRROR_ANNOTATION;
-use crate::auth::node::{LEASE_NAMESPACE, Referent, USER_PREFIX, node_name, references};
 use crate::auth::Attributes;
+use crate::auth::node::{LEASE_NAMESPACE, Referent, USER_PREFIX, node_name, references};
 use crate::http::Call;
 
 /// A write as admission sees it.
@@ -160,8 +160,7 @@ impl Request<'_> {
             return self.refuse_node("must not set blockOwnerDeletion on an owner reference");
         }
         let res = lookup("", "v1", "nodes").ok_or_else(ApiError::no_such_resource)?;
-        let stored =
-            self.call.server.get(res, "", self.node).ok_or_else(|| ApiError::not_found(res, self.node))?;
+        let stored = self.call.server.get(res, "", self.node).ok_or_else(|| ApiError::not_found(res, self.node))?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (given, present) = (text(&owner["uid"]), text(&stored["metadata"]["uid"]));
         if given != present {
@@ -239,7 +238,8 @@ impl Request<'_> {
         let rest = |claim: &Value| {
             let mut claim = claim.clone();
             if let Some(metadata) = claim["metadata"].as_object_mut() {
-                metadata.retain(|key, value| !matches!(key.as_str(), "resourceVersion" | "managedFields") && !empty(value));
+                metadata
+                    .retain(|key, value| !matches!(key.as_str(), "resourceVersion" | "managedFields") && !empty(value));
             }
             if let Some(status) = claim["status"].as_object_mut() {
                 for field in ["capacity", "conditions", "allocatedResourceStatuses", "allocatedResources"] {
@@ -249,7 +249,8 @@ impl Request<'_> {
             claim
         };
         if rest(new) != rest(old) {
-            return self.refuse_node("is not allowed to update fields other than status.quantity and status.conditions");
+            return self
+                .refuse_node("is not allowed to update fields other than status.quantity and status.conditions");
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::http::Call;
 use crate::server::TolerationSeconds;
 
 /// Marks the API's view of a static pod.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+pub(super) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME_PREFIX: &str = "kube-api-access-";
 /// One hour and seven seconds: upstream's mark of an injected token.

@@ -4,43 +4,52 @@ use futures::StreamExt;
 use http::{Response, StatusCode};
 use keelson_kinds::deletion::{self, DeleteOptions, Deletion};
 use keelson_kinds::{ApiError, Reason, error};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::{dry_run, one, one_value, parse_body, read};
+use super::{one, one_value, parse_body, read};
 use crate::admission;
 use crate::http::Call;
 use crate::http::body::{self, Body};
+use crate::http::path::Query;
 use crate::server::{Change, Changed};
 
 /// Deletes of a collection that run at once, so that they share commits.
 const PARALLEL: usize = 64;
 
-/// Options from the body and the query.
+/// Options from the body and, where that is silent, the query; judged together.
 ///
 /// # Errors
 /// 400, 415, 422.
 pub fn options(call: &Call) -> Result<DeleteOptions, ApiError> {
-    let mut options =
-        if call.body.is_empty() { DeleteOptions::default() } else { DeleteOptions::from_json(&parse_body(call)?)? };
-    let number = |name: &str| -> Result<Option<i64>, ApiError> {
-        match call.query.get(name) {
-            "" => Ok(None),
-            text => {
-                text.parse().map(Some).map_err(|_| ApiError::bad_request(format!("{name}: Invalid value: {text:?}")))
-            }
-        }
-    };
-    if options.grace_period_seconds.is_none() {
-        options.grace_period_seconds = number("gracePeriodSeconds")?;
+    let body = if call.body.is_empty() { json!({}) } else { parse_body(call)? };
+    DeleteOptions::from_json(&merged(body, &call.query)?)
+}
+
+fn merged(mut body: Value, query: &Query) -> Result<Value, ApiError> {
+    if body.is_null() {
+        body = json!({});
     }
-    if options.propagation_policy.is_none() && call.query.has("propagationPolicy") {
-        options.propagation_policy = Some(call.query.get("propagationPolicy").to_owned());
+    let Some(options) = body.as_object_mut() else { return Ok(body) };
+    let absent =
+        |options: &Map<String, Value>, name: &str| query.has(name) && options.get(name).is_none_or(Value::is_null);
+    let grace = query.get("gracePeriodSeconds");
+    if absent(options, "gracePeriodSeconds") && !grace.is_empty() {
+        let seconds: i64 = grace
+            .parse()
+            .map_err(|_| ApiError::bad_request(format!("gracePeriodSeconds: Invalid value: {grace:?}")))?;
+        options.insert("gracePeriodSeconds".to_owned(), json!(seconds));
     }
-    if options.orphan_dependents.is_none() && call.query.has("orphanDependents") {
-        options.orphan_dependents = Some(call.query.flag("orphanDependents"));
+    if absent(options, "propagationPolicy") {
+        options.insert("propagationPolicy".to_owned(), json!(query.get("propagationPolicy")));
     }
-    options.dry_run |= dry_run(call)?;
-    Ok(options)
+    if absent(options, "orphanDependents") {
+        options.insert("orphanDependents".to_owned(), json!(query.flag("orphanDependents")));
+    }
+    if absent(options, "dryRun") {
+        let values: Vec<&str> = query.all("dryRun").filter(|v| !v.is_empty()).collect();
+        options.insert("dryRun".to_owned(), json!(values));
+    }
+    Ok(body)
 }
 
 /// Deletes one object.
@@ -48,7 +57,7 @@ pub fn options(call: &Call) -> Result<DeleteOptions, ApiError> {
 /// # Errors
 /// 404, 409, 403 for what may not be deleted.
 pub async fn remove(call: &Call, namespace: &str, name: &str, options: &DeleteOptions) -> Result<Changed, ApiError> {
-    admission::delete(call, name)?;
+    admission::delete(call, namespace, name)?;
     let now = jiff::Timestamp::now();
     if options.dry_run {
         let current = call.server.get(call.res, namespace, name).ok_or_else(|| ApiError::not_found(call.res, name))?;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use http::{Response, StatusCode};
-use keelson_kinds::ApiError;
+use keelson_kinds::{ApiError, Reason, Resource};
+use kube_common::selector::FieldSelector;
 use serde_json::{Value, json};
 
 use super::decode_body;
@@ -28,6 +29,26 @@ pub fn decide(server: &Arc<Server>, user: &User, attributes: &Attributes) -> Dec
         return allow("RBAC: allowed by a role bound to the user or one of its groups");
     }
     Decision { allowed: false, reason: String::new() }
+}
+
+/// Refuses what a user may not do.
+///
+/// # Errors
+/// 403.
+pub fn require(
+    server: &Arc<Server>,
+    user: &User,
+    attributes: &Attributes,
+    res: Option<&Resource>,
+) -> Result<(), ApiError> {
+    if decide(server, user, attributes).allowed {
+        return Ok(());
+    }
+    let why = auth::refusal(user, attributes);
+    Err(match res {
+        Some(res) => ApiError::forbidden(res, &attributes.name, &why),
+        None => ApiError::new(Reason::Forbidden, format!("forbidden: {why}")),
+    })
 }
 
 /// POST of a review.
@@ -66,6 +87,18 @@ fn subject(spec: &Value) -> User {
     }
 }
 
+/// The node a review's field selector requires; terms as given one by one, or as the text of the query.
+fn selected_node(selector: &Value) -> String {
+    let terms = selector["requirements"].as_array().into_iter().flatten();
+    let required = terms.filter(|t| t["key"] == "spec.nodeName" && t["operator"] == "In").find_map(|term| {
+        let values = term["values"].as_array()?;
+        if values.len() == 1 { values[0].as_str() } else { None }
+    });
+    let raw = selector["rawSelector"].as_str().unwrap_or_default();
+    let parsed = FieldSelector::parse(raw).unwrap_or_default();
+    required.or_else(|| parsed.exact("spec.nodeName")).unwrap_or_default().to_owned()
+}
+
 fn access(call: &Call, user: &User, spec: &Value) -> Value {
     let attributes = if spec["resourceAttributes"].is_object() {
         let of = &spec["resourceAttributes"];
@@ -77,6 +110,7 @@ fn access(call: &Call, user: &User, spec: &Value) -> Value {
             subresource: text(&of["subresource"]),
             namespace: text(&of["namespace"]),
             name: text(&of["name"]),
+            node_name: selected_node(&of["fieldSelector"]),
             path: String::new(),
         }
     } else {

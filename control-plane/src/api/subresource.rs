@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::write::check_preconditions;
 use super::{Fresh, decode_body, delete, dry_run};
+use crate::admission;
 use crate::cache::Filter;
 use crate::http::Call;
 use crate::http::body::{self, Body};
@@ -76,6 +77,7 @@ fn success(status: StatusCode) -> Response<Body> {
 /// 404, 409 when the pod is bound or being deleted.
 pub async fn bind(call: &Call) -> Result<Response<Body>, ApiError> {
     let binding = decode_body(call, Some("binding"))?.object;
+    admission::create_subresource(call, &binding)?;
     let now = jiff::Timestamp::now();
     if !dry_run(call)? {
         call.server
@@ -93,6 +95,10 @@ pub async fn bind(call: &Call) -> Result<Response<Body>, ApiError> {
 /// 404, 429 when a budget is used up.
 pub async fn evict(call: &Call) -> Result<Response<Body>, ApiError> {
     let eviction = decode_body(call, Some("eviction"))?.object;
+    admission::create_subresource(call, &eviction)?;
+    if eviction["metadata"]["name"] != call.name.as_str() {
+        return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
+    }
     let mut options = DeleteOptions::from_json(&eviction["deleteOptions"])?;
     options.dry_run |= dry_run(call)?;
     let pod = call

@@ -8,6 +8,7 @@ use keelson_kinds::{ApiError, FieldError, lookup};
 use serde_json::{Value, json};
 
 use super::decode_body;
+use crate::admission;
 use crate::http::Call;
 use crate::http::body::{self, Body};
 use crate::pki::token::{Claims, ISSUER, KubernetesClaims, Ref};
@@ -33,6 +34,7 @@ pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
         .server
         .get(call.res, &call.namespace, &call.name)
         .ok_or_else(|| ApiError::not_found(call.res, &call.name))?;
+    admission::create_subresource(call, &request)?;
     let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     check_lifetime(call, seconds)?;
     let mut audiences: Vec<String> = serde_json::from_value(request["spec"]["audiences"].clone()).unwrap_or_default();

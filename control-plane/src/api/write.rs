@@ -11,7 +11,7 @@ use keelson_kinds::strategy::Part;
 use keelson_kinds::{ApiError, FieldError, Resource, deletion, write};
 use serde_json::{Value, json};
 
-use super::{Fresh, decode_body, dry_run, one, one_value};
+use super::{Fresh, decode_body, dry_run, one, one_value, review};
 use crate::admission;
 use crate::http::Call;
 use crate::http::body::Body;
@@ -82,6 +82,7 @@ async fn create_decoded(call: &Call, decoded: decode::Decoded) -> Result<Respons
         match stored? {
             Some(json) => {
                 warnings.extend(more);
+                warnings.extend(admission::warnings(call, &object, None));
                 return Ok(one(call, StatusCode::CREATED, json, &warnings));
             }
             None if generated => {}
@@ -154,6 +155,7 @@ fn replace(call: &Call, mut new: Value, current: &Value, warnings: &mut Vec<Stri
     check_preconditions(call.res, &call.name, &new, current)?;
     admission::update(call, &mut new, current)?;
     *warnings = write::update(call.res, &mut new, current, part(call), &fresh.context(&call.namespace))?;
+    warnings.extend(admission::warnings(call, &new, Some(current)));
     if is_service(call.res) && call.subresource.is_empty() {
         call.server.allocator.allocate(&owner(&call.namespace, &call.name), &mut new)?;
     }
@@ -176,7 +178,11 @@ async fn apply(
         let current = server
             .get(call.res, &call.namespace, &call.name)
             .ok_or_else(|| ApiError::not_found(call.res, &call.name))?;
-        next(&current, &mut more).map(|new| one_value(call, StatusCode::OK, &new, &[]))
+        next(&current, &mut more).map(|mut new| {
+            // Nothing is stored, so this is still the version; without it a client sees a difference.
+            new["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"].clone();
+            one_value(call, StatusCode::OK, &new, &[])
+        })
     } else {
         server
             .change(call.res, &call.namespace, &call.name, |current| Ok(outcome(call, next(current, &mut more)?)))
@@ -205,6 +211,7 @@ pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
     }
     let exists = call.server.cache(call.res)?.get(&call.res.key(&call.namespace, &call.name)).is_some();
     if !exists && call.subresource.is_empty() && call.res.strategy.allow_create_on_update() {
+        review::require(&call.server, &call.user, &call.attributes("create"), Some(call.res))?;
         return create_decoded(call, decoded).await;
     }
     let object = decoded.object;

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use keelson_kinds::lookup;
+use serde_json::Value;
 
 use super::{AUTHENTICATED, User};
 use crate::cache::Hub;
 use crate::pki::Subject;
-use crate::pki::token::{Claims, ISSUER, TokenError, TokenKeys};
+use crate::pki::token::{Claims, ISSUER, Ref, TokenError, TokenKeys};
 
 /// Why a token did not authenticate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +34,9 @@ pub enum AuthenticateError {
         name: String,
     },
 }
+
+/// How long after its deletion is due an object still carries tokens; upstream's leeway.
+const DELETION_LEEWAY: i64 = 60;
 
 /// The user of a verified client certificate.
 #[must_use]
@@ -60,7 +64,7 @@ pub fn token_user(
     if shared.is_empty() {
         return Err(AuthenticateError::Audience { wanted: wanted.to_vec(), present: claims.aud });
     }
-    check_bound(hub, &claims)?;
+    check_bound(hub, &claims, now)?;
     let namespace = &claims.kubernetes.namespace;
     let mut extra = BTreeMap::new();
     let mut note = |key: &str, value: &str| {
@@ -90,22 +94,34 @@ pub fn token_user(
     Ok((user, shared))
 }
 
-fn check_bound(hub: &Arc<Hub>, claims: &Claims) -> Result<(), AuthenticateError> {
+/// Everything a token names must still be there: the account, and the pod, secret or node it is bound to. The node that a pod's token
+/// names besides its pod is information only.
+fn check_bound(hub: &Arc<Hub>, claims: &Claims, now: i64) -> Result<(), AuthenticateError> {
     let bound = &claims.kubernetes;
-    let check = |kind: &'static str, plural: &str, namespace: &str, name: &str, uid: &str| {
-        let object = lookup("", "v1", plural).and_then(|res| hub.cache(res)?.get(&res.key(namespace, name)));
-        match object {
-            Some(object) if object.value()["metadata"]["uid"] == uid => Ok(()),
-            _ => Err(AuthenticateError::Bound { kind, name: format!("{namespace}/{name}") }),
+    let check = |kind: &'static str, plural: &str, namespace: &str, wanted: &Ref| {
+        let object = lookup("", "v1", plural).and_then(|res| hub.cache(res)?.get(&res.key(namespace, &wanted.name)));
+        match object.map(|object| object.value()) {
+            Some(object) if object["metadata"]["uid"] == wanted.uid.as_str() && !is_over(&object, now) => Ok(()),
+            _ => {
+                let slash = if namespace.is_empty() { "" } else { "/" };
+                Err(AuthenticateError::Bound { kind, name: format!("{namespace}{slash}{}", wanted.name) })
+            }
         }
     };
-    let account = &bound.serviceaccount;
-    check("service account", "serviceaccounts", &bound.namespace, &account.name, &account.uid)?;
+    check("service account", "serviceaccounts", &bound.namespace, &bound.serviceaccount)?;
     if let Some(pod) = &bound.pod {
-        check("pod", "pods", &bound.namespace, &pod.name, &pod.uid)?;
+        check("pod", "pods", &bound.namespace, pod)?;
+    } else if let Some(node) = &bound.node {
+        check("node", "nodes", "", node)?;
     }
     if let Some(secret) = &bound.secret {
-        check("secret", "secrets", &bound.namespace, &secret.name, &secret.uid)?;
+        check("secret", "secrets", &bound.namespace, secret)?;
     }
     Ok(())
+}
+
+/// Whether an object's deletion was due a while ago: finalizers keep it, tokens end.
+fn is_over(object: &Value, now: i64) -> bool {
+    let due = object["metadata"]["deletionTimestamp"].as_str().and_then(|t| t.parse::<jiff::Timestamp>().ok());
+    due.is_some_and(|due| due.as_second() < now - DELETION_LEEWAY)
 }

@@ -5,6 +5,8 @@
 
 use serde_json::{Value, json};
 
+/// What the names of roles and bindings begin with that upstream does not have.
+pub const OWN_PREFIX: &str = "keelson:";
 const RBAC: &str = "rbac.authorization.k8s.io";
 const READ: &[&str] = &["get", "list", "watch"];
 const WRITE: &[&str] = &["create", "delete", "deletecollection", "patch", "update"];
@@ -212,6 +214,7 @@ pub fn cluster_roles() -> Vec<Value> {
                 rule(&["networking.k8s.io"], &["servicecidrs"], READ),
             ],
         ),
+        role("keelson:host-gw", vec![rule(&[""], &["nodes"], READ)]),
         role(
             "system:kubelet-api-admin",
             vec![
@@ -290,6 +293,8 @@ pub fn cluster_role_bindings() -> Vec<Value> {
         binding("system:node-proxier", "system:node-proxier", &[("User", "system:kube-proxy")]),
         // An agent that hosts the dataplane reads slices with its own certificate; upstream's system:node may not.
         binding("keelson:embedded-dataplane", "keelson:embedded-dataplane", &[("Group", super::node::NODES)]),
+        // An agent that lays routes to other nodes' pods reads all nodes; upstream's authorizer shows it only its own.
+        binding("keelson:host-gw", "keelson:host-gw", &[("Group", super::node::NODES)]),
         binding("system:kube-dns", "system:kube-dns", &[("User", "system:kube-dns")]),
         binding(
             "system:kube-controller-manager",

@@ -5,6 +5,7 @@
 //! `apiserver/pkg/authentication` and `authorization`, `plugin/pkg/auth/authorizer`.
 
 pub mod authenticate;
+pub mod cover;
 pub mod defaults;
 pub mod node;
 pub mod rbac;
@@ -68,6 +69,8 @@ pub struct Attributes {
     pub namespace: String,
     /// Object name; of a list or watch the one its field selector names.
     pub name: String,
+    /// The node that the field selector of a list or watch requires in `spec.nodeName`.
+    pub node_name: String,
     /// URL path, when it is no resource.
     pub path: String,
 }

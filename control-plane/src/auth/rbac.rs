@@ -13,7 +13,8 @@ use super::{Attributes, User};
 use crate::cache::{Filter, Hub, WatchCache};
 use crate::store::Revision;
 
-const GROUP: &str = "rbac.authorization.k8s.io";
+/// API group of roles and bindings.
+pub const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// One rule of a role.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -113,7 +114,10 @@ impl Rbac {
                 "Role" => local_roles.get(&(namespace.to_owned(), name))?,
                 _ => return None,
             };
-            let subjects = serde_json::from_value(binding["subjects"].clone()).unwrap_or_default();
+            let mut subjects: Vec<Subject> = serde_json::from_value(binding["subjects"].clone()).unwrap_or_default();
+            for subject in subjects.iter_mut().filter(|s| s.namespace.is_empty()) {
+                namespace.clone_into(&mut subject.namespace);
+            }
             Some(Binding { subjects, rules: Arc::clone(rules) })
         };
         let mut index = Index::default();

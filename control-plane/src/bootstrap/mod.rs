@@ -5,20 +5,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use keelson_kinds::decode::{self, FieldValidation};
-use keelson_kinds::{ApiError, Reason, Resource, lookup, write};
+use keelson_kinds::{ApiError, Resource, lookup, write};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::api::Fresh;
 use crate::auth::defaults;
-use crate::cache::Filter;
+use crate::cache::{Filter, Watcher};
 use crate::server::{Change, Server};
 
 /// Upstream's system namespaces.
 const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// Pause after the endpoints could not be repaired.
+/// Pause after the endpoints could not be repaired, or watched.
 const RETRY: Duration = Duration::from_secs(1);
+/// Least time between two repairs, upstream's endpoint interval: somebody who writes the same objects again and again (a controller
+/// that takes them for its own) gets no loop of writes.
+const REPAIR_PAUSE: Duration = Duration::from_secs(10);
 /// The well-known port of the `kubernetes` Service.
 const SERVICE_PORT: u16 = 443;
 
@@ -34,16 +39,7 @@ pub async fn run(server: &Arc<Server>) -> Result<(), ApiError> {
             ensure(server, res, "", namespace).await?;
         }
     }
-    if let Some(res) = lookup(RBAC, "v1", "clusterroles") {
-        for role in defaults::cluster_roles() {
-            ensure(server, res, "", role).await?;
-        }
-    }
-    if let Some(res) = lookup(RBAC, "v1", "clusterrolebindings") {
-        for binding in defaults::cluster_role_bindings() {
-            ensure(server, res, "", binding).await?;
-        }
-    }
+    default_roles(server).await?;
     if let Some(res) = lookup("scheduling.k8s.io", "v1", "priorityclasses") {
         for (name, value, description) in [
             (
@@ -64,6 +60,31 @@ pub async fn run(server: &Arc<Server>) -> Result<(), ApiError> {
     }
     service_cidr(server).await?;
     kubernetes_service(server).await
+}
+
+/// Upstream's roles and bindings are made again at every start. A binding of our own is made once, with its role: an operator who deletes
+/// it takes the permission back for good.
+async fn default_roles(server: &Arc<Server>) -> Result<(), ApiError> {
+    let (Some(roles), Some(bindings)) = (lookup(RBAC, "v1", "clusterroles"), lookup(RBAC, "v1", "clusterrolebindings"))
+    else {
+        return Ok(());
+    };
+    let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let own = |name: &str| name.starts_with(defaults::OWN_PREFIX);
+    let kept: Vec<String> = defaults::cluster_roles()
+        .iter()
+        .map(name)
+        .filter(|role| own(role) && server.get(roles, "", role).is_some())
+        .collect();
+    for role in defaults::cluster_roles() {
+        ensure(server, roles, "", role).await?;
+    }
+    for binding in defaults::cluster_role_bindings() {
+        if !kept.contains(&name(&binding)) {
+            ensure(server, bindings, "", binding).await?;
+        }
+    }
+    Ok(())
 }
 
 /// The range of cluster addresses as an object: dataplanes learn from it which addresses are not allocated.
@@ -148,8 +169,37 @@ async fn kubernetes_service(server: &Arc<Server>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Repairs `default/kubernetes` whenever someone changes or deletes a part of it.
+/// Repairs `default/kubernetes` whenever someone changes or deletes a part of it, until the server stops.
 pub async fn keep_kubernetes_service(server: Arc<Server>) {
+    let stop = server.shutdown.clone();
+    stop.run_until_cancelled(keep(&server)).await;
+}
+
+async fn keep(server: &Arc<Server>) {
+    let mut rested = Instant::now();
+    loop {
+        let mut watchers = kubernetes_watchers(server);
+        // What changed while nobody watched.
+        repair(server).await;
+        while !watchers.is_empty() {
+            let changes = watchers.iter_mut().map(|w| Box::pin(w.next()));
+            let (change, ..) = futures::future::select_all(changes).await;
+            if change.is_none() {
+                // Too slow for a burst of changes: watched anew.
+                break;
+            }
+            tokio::time::sleep_until(rested).await;
+            for watcher in &mut watchers {
+                while watcher.next().now_or_never().flatten().is_some() {}
+            }
+            repair(server).await;
+            rested = Instant::now() + REPAIR_PAUSE;
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn kubernetes_watchers(server: &Server) -> Vec<Watcher> {
     let mut watchers = Vec::new();
     for (group, plural) in [("", "services"), ("", "endpoints"), ("discovery.k8s.io", "endpointslices")] {
         let Some(cache) = lookup(group, "v1", plural).and_then(|res| server.hub.cache(res)) else { continue };
@@ -160,21 +210,15 @@ pub async fn keep_kubernetes_service(server: Arc<Server>) {
         };
         match cache.watch(Some(server.hub.revision()), Arc::new(filter)) {
             Ok(watcher) => watchers.push(watcher),
-            Err(error) => tracing::error!(%error, "the kubernetes Service is not kept"),
+            Err(error) => tracing::warn!(%error, plural, "the kubernetes Service cannot be watched; trying again"),
         }
     }
-    while !watchers.is_empty() && !server.shutdown.is_cancelled() {
-        let changes = watchers.iter_mut().map(|w| Box::pin(w.next()));
-        let (change, ..) = futures::future::select_all(changes).await;
-        if change.is_none() {
-            return;
-        }
-        while let Err(error) = kubernetes_service(&server).await {
-            if error.reason == Reason::ServiceUnavailable || server.shutdown.is_cancelled() {
-                return;
-            }
-            tracing::warn!(%error, "cannot repair the kubernetes Service");
-            tokio::time::sleep(RETRY).await;
-        }
+    watchers
+}
+
+async fn repair(server: &Arc<Server>) {
+    while let Err(error) = kubernetes_service(server).await {
+        tracing::warn!(%error, "cannot repair the kubernetes Service");
+        tokio::time::sleep(RETRY).await;
     }
 }

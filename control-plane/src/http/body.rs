@@ -2,15 +2,16 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use futures::stream::Stream;
 use futures::{FutureExt, StreamExt};
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, Limited, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use keelson_kinds::ApiError;
 use serde_json::Value;
 
@@ -23,6 +24,10 @@ pub type RequestBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + S
 
 /// Upstream's limit for write requests.
 pub const MAX_REQUEST_BYTES: usize = 3 << 20;
+/// What is read of a body that is not wanted.
+const MAX_DISCARDED_BYTES: usize = 16 << 20;
+/// How long it is read.
+const DISCARD_TIME: Duration = Duration::from_secs(5);
 /// Size of the pieces a list is sent in.
 const LIST_CHUNK: usize = 64 << 10;
 
@@ -41,17 +46,50 @@ pub fn streamed(stream: impl Stream<Item = Result<Bytes, std::io::Error>> + Send
 ///
 /// # Errors
 /// 413 when it is larger, 400 when it breaks off.
-pub async fn read(body: RequestBody) -> Result<Bytes, ApiError> {
+pub async fn read(mut body: RequestBody) -> Result<Bytes, ApiError> {
     // Boxed, because the compiler cannot prove the unboxed future Send for every lifetime of the error type.
-    let collected: BoxFuture<'static, _> = Limited::new(body, MAX_REQUEST_BYTES).collect().boxed();
-    match collected.await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ApiError::new(
-            keelson_kinds::Reason::RequestEntityTooLarge,
-            format!("Request entity too large: limit is {MAX_REQUEST_BYTES}"),
-        )),
-        Err(error) => Err(ApiError::bad_request(format!("the request body broke off: {error}"))),
+    let read: BoxFuture<'static, Result<Bytes, ApiError>> = async move {
+        let mut out = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|e| ApiError::bad_request(format!("the request body broke off: {e}")))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if out.len() + data.len() > MAX_REQUEST_BYTES {
+                discard(body).await;
+                return Err(ApiError::new(
+                    keelson_kinds::Reason::RequestEntityTooLarge,
+                    format!("Request entity too large: limit is {MAX_REQUEST_BYTES}"),
+                ));
+            }
+            out.extend_from_slice(&data);
+        }
+        Ok(out.freeze())
     }
+    .boxed();
+    read.await
+}
+
+/// Reads what is left of a body that nobody wants. Dropped unread, it would reset the stream of an HTTP/2 client, who then never sees
+/// the answer. Bounded in bytes and time: who sends more than that is cut off.
+pub async fn discard(mut body: RequestBody) {
+    let read: BoxFuture<'static, _> = async move {
+        let mut left = MAX_DISCARDED_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 {
+                break;
+            }
+        }
+    }
+    .boxed();
+    let _ = tokio::time::timeout(DISCARD_TIME, read).await;
+}
+
+/// Takes the content from the answer to a HEAD request and leaves its length: HTTP/2 allows no content there.
+pub fn strip(response: &mut Response<Body>) {
+    if let Some(length) = http_body::Body::size_hint(response.body()).exact().filter(|length| *length > 0) {
+        response.headers_mut().entry(header::CONTENT_LENGTH).or_insert(HeaderValue::from(length));
+    }
+    *response.body_mut() = Body::default();
 }
 
 /// A JSON answer.

@@ -4,6 +4,7 @@
 //! the filter chain of `apiserver/pkg/server`.
 
 pub mod body;
+pub mod impersonate;
 pub mod limits;
 pub mod metrics;
 pub mod negotiate;
@@ -82,6 +83,21 @@ impl Call {
     pub fn header(&self, name: header::HeaderName) -> &str {
         self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
     }
+
+    /// What another verb on the same URL would ask of authorization.
+    #[must_use]
+    pub fn attributes(&self, verb: &str) -> Attributes {
+        Attributes {
+            verb: verb.to_owned(),
+            group: self.res.group.to_owned(),
+            version: self.res.version.to_owned(),
+            resource: self.res.plural.to_owned(),
+            subresource: self.subresource.clone(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            ..Attributes::default()
+        }
+    }
 }
 
 /// What is known of a request when it is counted.
@@ -106,20 +122,27 @@ impl ApiService {
     /// Answers one request.
     pub async fn handle(&self, request: Request<RequestBody>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
+        let mut body = Some(body);
         let upgrade = parts.extensions.remove::<OnUpgrade>();
         let mut seen = Seen { verb: "", resource: "" };
-        let response = match self.route(&parts, body, upgrade, &mut seen).await {
+        let mut response = match self.route(&parts, &mut body, upgrade, &mut seen).await {
             Ok(response) => response,
             Err(error) => body::error(&error),
         };
         self.server.metrics.count(seen.verb, seen.resource, response.status().as_u16());
+        if let Some(unread) = body.filter(|_| !response.status().is_success()) {
+            body::discard(unread).await;
+        }
+        if parts.method == Method::HEAD {
+            body::strip(&mut response);
+        }
         response
     }
 
     async fn route(
         &self,
         parts: &Parts,
-        body: RequestBody,
+        body: &mut Option<RequestBody>,
         upgrade: Option<OnUpgrade>,
         seen: &mut Seen,
     ) -> Result<Response<Body>, ApiError> {
@@ -128,6 +151,7 @@ impl ApiService {
             Target::Plain => {
                 seen.verb = plain_verb(&parts.method);
                 let user = self.authenticate(&parts.headers)?;
+                let user = user.map(|user| self.impersonate(user, &parts.headers)).transpose()?;
                 let path = parts.uri.path();
                 if !api::raw::is_public(path) {
                     let user = user.ok_or_else(ApiError::unauthorized)?;
@@ -158,42 +182,38 @@ impl ApiService {
         call: Call,
         parts: &Parts,
         segments: usize,
-        body: RequestBody,
+        body: &mut Option<RequestBody>,
         upgrade: Option<OnUpgrade>,
     ) -> Result<Response<Body>, ApiError> {
         let (prefix, tail) = api::connect::split_path(parts.uri.path(), segments);
         if call.verb != "create" && api::connect::needs_create(call.res.plural, &call.subresource, tail, &parts.headers)
         {
-            let attributes = Attributes {
-                verb: "create".to_owned(),
-                group: call.res.group.to_owned(),
-                version: call.res.version.to_owned(),
-                resource: call.res.plural.to_owned(),
-                subresource: call.subresource.clone(),
-                namespace: call.namespace.clone(),
-                name: call.name.clone(),
-                path: String::new(),
-            };
-            self.authorize(&call.user, &attributes, Some(call.res))?;
+            self.authorize(&call.user, &call.attributes("create"), Some(call.res))?;
         }
+        let place = self.server.in_flight.connect()?;
         let connect = api::connect::Connect {
             method: parts.method.clone(),
             prefix: prefix.to_owned(),
             tail: tail.to_owned(),
             query: parts.uri.query().unwrap_or_default().to_owned(),
-            body,
+            body: body.take().unwrap_or_default(),
             upgrade,
-            place: self.server.in_flight.connect()?,
+            place,
         };
         api::connect::connect(&call, connect).await
     }
 
-    async fn run(&self, mut call: Call, long: bool, body: RequestBody) -> Result<Response<Body>, ApiError> {
+    async fn run(
+        &self,
+        mut call: Call,
+        long: bool,
+        body: &mut Option<RequestBody>,
+    ) -> Result<Response<Body>, ApiError> {
         let writes = !matches!(call.verb, "get" | "list" | "watch");
         let exempt = long || call.user.in_group(auth::MASTERS);
         let _place = if exempt { None } else { Some(self.server.in_flight.enter(writes)?) };
         let work = async {
-            if writes {
+            if let Some(body) = body.take_if(|_| writes) {
                 call.body = body::read(body).await?;
             }
             api::dispatch(call).await
@@ -246,7 +266,8 @@ impl ApiService {
             resource: res.plural.to_owned(),
             subresource: subresource.clone(),
             namespace: if res.plural == "namespaces" && named { name.clone() } else { namespace.clone() },
-            name: if named { name.clone() } else { selected_name(&query) },
+            name: if named { name.clone() } else { selected(verb, &query, "metadata.name") },
+            node_name: selected(verb, &query, "spec.nodeName"),
             path: String::new(),
         };
         let user = self.impersonate(user, &parts.headers)?;
@@ -294,66 +315,28 @@ impl ApiService {
         }
     }
 
-    /// `Impersonate-User` and `-Group`, each of which must be allowed.
+    /// The user that the `Impersonate-` headers ask for, each of which must be allowed.
     fn impersonate(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
-        let texts = |name: &str| -> Vec<String> {
-            headers.get_all(name).iter().filter_map(|v| v.to_str().ok().map(str::to_owned)).collect()
-        };
-        let (names, groups) = (texts("impersonate-user"), texts("impersonate-group"));
-        let Some(name) = names.into_iter().next() else {
-            if groups.is_empty() {
-                return Ok(user);
-            }
-            return Err(ApiError::bad_request("requested groups without impersonating a user"));
-        };
-        let allowed = |resource: &str, name: &str, namespace: &str| {
-            let attributes = Attributes {
-                verb: "impersonate".into(),
-                resource: resource.into(),
-                namespace: namespace.into(),
-                name: name.into(),
-                ..Attributes::default()
-            };
-            self.authorize(&user, &attributes, None)
-        };
-        match name.strip_prefix("system:serviceaccount:").and_then(|r| r.split_once(':')) {
-            Some((namespace, account)) => allowed("serviceaccounts", account, namespace)?,
-            None => allowed("users", &name, "")?,
+        let Some(wanted) = impersonate::wanted(headers)? else { return Ok(user) };
+        for attributes in wanted.attributes() {
+            self.authorize(&user, &attributes, None)?;
         }
-        for group in &groups {
-            allowed("groups", group, "")?;
-        }
-        let mut groups = groups;
-        if let Some((namespace, _)) = name.strip_prefix("system:serviceaccount:").and_then(|r| r.split_once(':'))
-            && groups.is_empty()
-        {
-            groups = vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")];
-        }
-        let group = if name == "system:anonymous" { auth::UNAUTHENTICATED } else { auth::AUTHENTICATED };
-        if !groups.iter().any(|g| g == group) {
-            groups.push(group.to_owned());
-        }
-        Ok(User { name, groups, ..User::default() })
+        Ok(wanted.user())
     }
 
     fn authorize(&self, user: &User, attributes: &Attributes, res: Option<&Resource>) -> Result<(), ApiError> {
-        let decision = api::review::decide(&self.server, user, attributes);
-        if decision.allowed {
-            return Ok(());
-        }
-        let why = auth::refusal(user, attributes);
-        Err(match res {
-            Some(res) => ApiError::forbidden(res, &attributes.name, &why),
-            None => ApiError::new(keelson_kinds::Reason::Forbidden, format!("forbidden: {why}")),
-        })
+        api::review::require(&self.server, user, attributes, res)
     }
 }
 
-/// A list or watch of one object by name counts as a request for that name.
-fn selected_name(query: &Query) -> String {
+/// What the field selector of a list, watch or deletecollection requires of a field: one of a single object counts as a request for it.
+fn selected(verb: &str, query: &Query, field: &str) -> String {
+    if !matches!(verb, "list" | "watch" | "deletecollection") {
+        return String::new();
+    }
     kube_common::selector::FieldSelector::parse(query.get("fieldSelector"))
         .ok()
-        .and_then(|selector| selector.exact("metadata.name").map(str::to_owned))
+        .and_then(|selector| selector.exact(field).map(str::to_owned))
         .unwrap_or_default()
 }
 

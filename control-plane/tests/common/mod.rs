@@ -53,6 +53,7 @@ pub fn config() -> Config {
         secure_port: 6443,
         service_cidr: "10.96.0.0/16".parse().unwrap(),
         node_ports: (30000, 32767),
+        allow_external_ips: false,
         toleration_seconds: keelson_control_plane::server::TolerationSeconds::default(),
         cluster_domain: "cluster.local".into(),
     }

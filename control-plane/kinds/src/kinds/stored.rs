@@ -170,14 +170,18 @@ kind!(PRIORITY_LEVELS: "flowcontrol" "flowcontrol.apiserver.k8s.io" "v1" "Priori
 static CSR_RULES: Rules = Rules {
     status: true,
     selectable: &["spec.signerName"],
-    defaults: |obj| {
-        let spec = val::child(obj, "spec");
-        if val::list(spec, "usages").is_empty() {
-            val::set(spec, "usages", json!(["digital signature", "key encipherment"]));
-        }
-    },
     update: |new, old, part| {
         val::carry(new, old, "spec");
+        if part == Part::Status {
+            // Who signs does not approve: only other conditions come through the status.
+            let is_verdict = |c: &&Value| matches!(val::text(c, "type"), "Approved" | "Denied");
+            let mut conditions: Vec<Value> =
+                val::list(old, "status.conditions").iter().filter(is_verdict).cloned().collect();
+            conditions.extend(val::list(new, "status.conditions").iter().filter(|c| !is_verdict(c)).cloned());
+            if !conditions.is_empty() {
+                val::set(val::child(new, "status"), "conditions", json!(conditions));
+            }
+        }
         if part == Part::Other("approval") {
             // Only the conditions come through the approval subresource.
             let conditions = val::at(new, "status.conditions").cloned();
@@ -191,6 +195,9 @@ static CSR_RULES: Rules = Rules {
         let mut errors = Vec::new();
         if val::text(obj, "spec.request").is_empty() {
             errors.push(FieldError::invalid("spec.request", "", "PEM block type must be CERTIFICATE REQUEST"));
+        }
+        if val::list(obj, "spec.usages").is_empty() {
+            errors.push(FieldError::required("spec.usages", ""));
         }
         if val::text(obj, "spec.signerName").is_empty() {
             errors.push(FieldError::required("spec.signerName", ""));
