@@ -29,6 +29,8 @@ const REMEMBERED: usize = 1024;
 const SIMILAR_LIMIT: u32 = 10;
 /// How long similar events count together.
 const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
+/// Longest time one request may take.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 /// Events one object may send at once.
 const BURST: f64 = 25.0;
 /// Time after which one more is allowed.
@@ -201,7 +203,11 @@ pub async fn send(mut rx: mpsc::Receiver<Entry>, client: Option<kube::Client>, n
             entry = rx.recv() => match entry { Some(e) => e, None => return },
         };
         let Some(client) = &client else { continue };
-        deliver(client, &node, &mut correlator, entry).await;
+        // On a dead connection the queue would fill and events get lost without a word.
+        let delivery = deliver(client, &node, &mut correlator, entry);
+        if tokio::time::timeout(REQUEST_DEADLINE, delivery).await.is_err() {
+            debug!("an event was not taken within {REQUEST_DEADLINE:?}");
+        }
     }
 }
 

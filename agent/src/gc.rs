@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use crate::runtime::{ContainerState, PodRecord, SandboxState};
@@ -37,9 +38,12 @@ pub fn plan(record: &PodRecord) -> (Vec<String>, Vec<String>) {
     (containers, sandboxes)
 }
 
+/// The pods that have a worker.
+pub type Known = Arc<Mutex<BTreeSet<String>>>;
+
 /// Collects the dead of living pods.
-pub async fn containers(node: &Arc<NodeContext>, known: &BTreeSet<String>) {
-    for record in node.pleg.all().into_iter().filter(|r| known.contains(&r.uid)) {
+pub async fn containers(node: &Arc<NodeContext>, known: &Known) {
+    for record in node.pleg.all().into_iter().filter(|r| known.lock().contains(&r.uid)) {
         let (containers, sandboxes) = plan(&record);
         for container in record.containers.iter().filter(|c| containers.contains(&c.id)) {
             remove_container(node, &record, container).await;
@@ -58,25 +62,32 @@ pub async fn containers(node: &Arc<NodeContext>, known: &BTreeSet<String>) {
 }
 
 /// Takes down volumes, cgroups and logs of pods nobody knows any more. Only after every source has spoken.
-pub async fn leftovers(node: &Arc<NodeContext>, known: &BTreeSet<String>) {
-    let live: BTreeSet<String> = node.pleg.all().iter().map(|r| r.uid.clone()).chain(known.iter().cloned()).collect();
-    for uid in node.materials.on_disk().await.into_iter().filter(|uid| !live.contains(uid)) {
+///
+/// What is there is listed before it is asked who lives: a pod that starts meanwhile is in neither list.
+pub async fn leftovers(node: &Arc<NodeContext>, known: &Known) {
+    let on_disk = node.materials.on_disk().await;
+    let cgroups = node.cgroups.clone();
+    let in_cgroups = tokio::task::spawn_blocking(move || cgroups.pods()).await.unwrap_or_default();
+    let logs: Vec<_> = std::fs::read_dir(&node.settings.logs_root).into_iter().flatten().flatten().collect();
+    let mut live = known.lock().clone();
+    live.extend(node.pleg.all().iter().map(|r| r.uid.clone()));
+    for uid in on_disk.into_iter().filter(|uid| !live.contains(uid)) {
         match node.materials.teardown(&uid, true).await {
             Ok(()) => info!(uid, "removed what an ended pod left on disk"),
             Err(error) => warn!(uid, "cannot remove what an ended pod left on disk: {error}"),
         }
     }
-    let (cgroups, ended) = (node.cgroups.clone(), live.clone());
+    let cgroups = node.cgroups.clone();
+    let ended: Vec<String> = in_cgroups.into_iter().filter(|uid| !live.contains(uid)).collect();
     let removal = tokio::task::spawn_blocking(move || {
-        for uid in cgroups.pods().into_iter().filter(|uid| !ended.contains(uid)) {
+        for uid in ended {
             if let Err(error) = cgroups.remove(&uid) {
                 warn!(uid, "cannot remove an ended pod's cgroup: {error}");
             }
         }
     });
     let _ = removal.await;
-    let Ok(entries) = std::fs::read_dir(&node.settings.logs_root) else { return };
-    for entry in entries.flatten() {
+    for entry in logs {
         let name = entry.file_name().to_string_lossy().into_owned();
         // <namespace>_<name>_<uid>
         let Some(uid) = name.splitn(3, '_').nth(2) else { continue };
@@ -117,6 +128,7 @@ mod tests {
             exit_code: 0,
             reason: String::new(),
             message: String::new(),
+            early: false,
             image: String::new(),
             image_ref: String::new(),
             hash: None,

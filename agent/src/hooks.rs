@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 
-use crate::probe::http::{self, Answer};
+use crate::probe::http;
 use crate::runtime::{Runtime, RuntimeError};
 
 /// Limit of a hook without a grace period: postStart has none upstream; one hour frees a forgotten worker.
@@ -36,9 +36,6 @@ pub enum HookError {
     /// The request failed.
     #[error("HTTP lifecycle hook failed: {0}")]
     Http(#[from] http::HttpError),
-    /// The server answered with an error.
-    #[error("HTTP lifecycle hook failed: server returned {0}")]
-    Status(u16),
     /// It took longer than the grace period.
     #[error("lifecycle hook did not end within {0:?}")]
     Deadline(Duration),
@@ -76,7 +73,7 @@ pub async fn run(
                         k8s_openapi::api::core::v1::HTTPGetAction { scheme: Some("HTTP".into()), ..get.clone() };
                     http::get(&plain, container, ip, "kube-lifecycle/1.37").await?;
                 }
-                Ok(Answer::Status(code, _)) if code >= 400 => return Err(HookError::Status(code)),
+                // Whatever it answers, it was told: upstream does not look at the status of a hook.
                 other => {
                     other?;
                 }

@@ -5,15 +5,18 @@
 //! the pod worker bookkeeping and `HandlePodCleanups`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::cgroup::resources;
 use crate::gc;
@@ -24,6 +27,8 @@ use crate::worker::{self, Desired, NodeContext, Outcome};
 
 /// Pause between collections of dead containers and leftovers (upstream `ContainerGCPeriod`).
 const GC_PERIOD: Duration = Duration::from_secs(60);
+/// Pause before the pod of a worker that panicked gets another one.
+const BROKEN_PAUSE: Duration = Duration::from_secs(10);
 /// Workers that have ended and wait to be noticed.
 const DONE_QUEUE: usize = 64;
 
@@ -50,6 +55,8 @@ pub struct Manager {
     file: Option<Feed>,
     api: Option<Feed>,
     workers: HashMap<String, Handle>,
+    /// The UIDs of the workers, for the collection beside the loop.
+    known: gc::Known,
     gone: BTreeSet<String>,
     tracker: TaskTracker,
     done: mpsc::Sender<(String, Outcome)>,
@@ -71,6 +78,7 @@ impl Manager {
             file,
             api,
             workers: HashMap::new(),
+            known: gc::Known::default(),
             gone: BTreeSet::new(),
             tracker: TaskTracker::new(),
             done,
@@ -98,6 +106,8 @@ impl Manager {
         let mut gc = tokio::time::interval(GC_PERIOD);
         gc.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         gc.tick().await;
+        // One collection at a time, beside the loop: a removal that hangs must not stop anything else.
+        let mut collecting = None;
         let mut file = self.file.clone();
         let mut api = self.api.clone();
         loop {
@@ -109,7 +119,11 @@ impl Manager {
                 () = changed(&mut api) => {}
                 _ = population.changed() => {}
                 end = ended.recv() => if let Some((uid, outcome)) = end { self.ended(&uid, outcome) },
-                _ = gc.tick() => self.collect().await,
+                _ = gc.tick() => {
+                    if collecting.as_ref().is_none_or(|running: &JoinHandle<()>| running.is_finished()) {
+                        collecting = Some(self.collect(&stop));
+                    }
+                }
             }
         }
         self.tracker.close();
@@ -193,17 +207,29 @@ impl Manager {
         let handle_name = pod::full_name(&pod);
         let is_static = pod::is_static(&pod);
         let (tx, rx) = watch::channel(Desired { pod, removed, end: None });
+        self.known.lock().insert(uid.clone());
         self.workers.insert(uid.clone(), Handle { tx, full_name: handle_name, is_static });
         let (node, done, stop) = (self.node.clone(), self.done.clone(), stop.clone());
         self.tracker.spawn(async move {
-            let outcome = worker::run(node, rx, stop).await;
+            let outcome = match AssertUnwindSafe(worker::run(node, rx, stop.clone())).catch_unwind().await {
+                Ok(outcome) => outcome,
+                Err(_) => {
+                    error!(
+                        uid,
+                        "a pod's worker broke, which is a fault of the agent; it starts anew in {BROKEN_PAUSE:?}"
+                    );
+                    stop.run_until_cancelled(tokio::time::sleep(BROKEN_PAUSE)).await;
+                    Outcome::Broken
+                }
+            };
             let _ = done.send((uid, outcome)).await;
         });
     }
 
     fn ended(&mut self, uid: &str, outcome: Outcome) {
         let Some(handle) = self.workers.remove(uid) else { return };
-        if outcome == Outcome::AgentStops {
+        self.known.lock().remove(uid);
+        if matches!(outcome, Outcome::AgentStops | Outcome::Broken) {
             return;
         }
         let removed = handle.tx.borrow().removed;
@@ -236,13 +262,18 @@ impl Manager {
         }
     }
 
-    async fn collect(&self) {
+    fn collect(&self, stop: &CancellationToken) -> JoinHandle<()> {
         let (_, _, ready) = self.sets();
-        let known: BTreeSet<String> = self.workers.keys().cloned().collect();
-        gc::containers(&self.node, &known).await;
-        if ready {
-            gc::leftovers(&self.node, &known).await;
-        }
+        let (node, known, stop) = (self.node.clone(), self.known.clone(), stop.clone());
+        let work = async move {
+            gc::containers(&node, &known).await;
+            if ready {
+                gc::leftovers(&node, &known).await;
+            }
+        };
+        self.tracker.spawn(async move {
+            stop.run_until_cancelled(work).await;
+        })
     }
 }
 

@@ -39,7 +39,8 @@ pub fn plan(view: &View, node: &str, node_uid: &str) -> Plan {
         let wanted = view.statics.iter().find(|s| &pod::full_name(s) == name);
         let same =
             wanted.is_some_and(|s| pod::annotation(s, pod::CONFIG_HASH) == pod::annotation(mirror, pod::CONFIG_MIRROR));
-        if !same && !pod::is_deleted(mirror) {
+        // A mirror that somebody deleted has nobody else who would finish that.
+        if !same || pod::is_deleted(mirror) {
             out.delete.push((pod::namespace(mirror).into(), pod::name(mirror).into(), pod::uid(mirror).into()));
         }
     }
@@ -154,6 +155,12 @@ mod tests {
         let mirrors = [(pod::full_name(&mirror), Arc::new(mirror))].into();
         view.mirrors = Some(mirrors);
         assert_eq!(plan(&view, "n", "u"), Plan::default());
+        // One that somebody deleted waits for the node: it goes, and comes back with the next look.
+        let mirrors = view.mirrors.as_mut().unwrap();
+        let mirror = mirrors.values_mut().next().unwrap();
+        Arc::make_mut(mirror).metadata.deletion_timestamp =
+            Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+        assert_eq!(plan(&view, "n", "u").delete.len(), 1);
         view.statics = vec![static_pod("h2")];
         assert_eq!(plan(&view, "n", "u").delete.len(), 1);
         view.statics.clear();

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -20,7 +21,7 @@ use tracing::{debug, warn};
 use crate::metrics::Metrics;
 use crate::runtime::events::Hint;
 use crate::runtime::{
-    ContainerItem, ContainerRecord, ContainerState, Filter, PodKey, PodRecord, Runtime, RuntimeError, Sandbox,
+    ContainerItem, ContainerRecord, ContainerState, Exit, Filter, PodKey, PodRecord, Runtime, RuntimeError, Sandbox,
     SandboxItem, SandboxState,
 };
 
@@ -28,6 +29,11 @@ use crate::runtime::{
 pub const RELIST_WITHOUT_EVENTS: Duration = Duration::from_secs(1);
 /// Pause between full relists while events flow.
 pub const RELIST_WITH_EVENTS: Duration = Duration::from_secs(60);
+/// Pause between full relists in the first minute of an event stream: a runtime that has just started may still
+/// find out what ended while it was away, and tells nobody.
+const RELIST_AFTER_CONNECT: Duration = Duration::from_secs(5);
+/// Pods read at once by a full relist: one that hangs does not hold up the rest.
+const RELIST_READERS: usize = 8;
 /// Without a successful relist for this long the node is unhealthy (upstream `relistThreshold`).
 pub const UNHEALTHY_AFTER: Duration = Duration::from_secs(180);
 /// Pauses between confirmations of an exit that the runtime's own bookkeeping does not show yet.
@@ -38,8 +44,10 @@ struct Entry {
     read_at: Option<Instant>,
     busy: bool,
     again: bool,
-    /// Containers and sandboxes whose end an event announced and no read has shown yet.
-    ended: BTreeSet<String>,
+    /// Containers and sandboxes whose end an event announced and the runtime's bookkeeping has not shown yet.
+    ended: BTreeMap<String, Exit>,
+    /// Containers that met their memory limit, until their end is read.
+    out_of_memory: BTreeSet<String>,
 }
 
 impl Entry {
@@ -50,7 +58,8 @@ impl Entry {
             read_at: None,
             busy: false,
             again: false,
-            ended: BTreeSet::new(),
+            ended: BTreeMap::new(),
+            out_of_memory: BTreeSet::new(),
         }
     }
 }
@@ -185,12 +194,14 @@ impl Pleg {
     }
 
     async fn container(&self, known: &PodRecord, item: ContainerItem) -> Result<Option<ContainerRecord>, RuntimeError> {
-        if let Some(c) = known.containers.iter().find(|c| c.id == item.id && c.state == item.state)
+        let exit = self.pods.lock().get(&item.pod.uid).and_then(|e| e.ended.get(&item.id).copied());
+        if let Some(c) = known.containers.iter().find(|c| c.id == item.id && c.state == item.state && !c.early)
+            && exit.is_none_or(|_| c.state == ContainerState::Exited)
             && matches!(c.state, ContainerState::Exited | ContainerState::Running)
         {
             return Ok(Some(c.clone()));
         }
-        match self.runtime.container_status(&item.id).await {
+        match self.runtime.container_status(&item.id, exit).await {
             Ok(mut c) => {
                 c.sandbox_id = item.sandbox_id;
                 Ok(Some(c))
@@ -209,6 +220,8 @@ impl Pleg {
             return entry.tx.borrow().clone();
         }
         entry.read_at = Some(began);
+        entry.ended.retain(|id, _| unsettled(&record, id));
+        entry.out_of_memory.retain(|id| unsettled(&record, id));
         let old = entry.tx.borrow().clone();
         if *old == record {
             return old;
@@ -254,17 +267,16 @@ impl Pleg {
             let record = PodRecord { uid: uid.clone(), ..PodRecord::default() };
             self.store(&uid, record, began);
         }
-        for (uid, (sandboxes, containers)) in listed {
-            if self.matches(&uid, &sandboxes, &containers) {
-                continue;
-            }
+        let changed = listed.into_iter().filter(|(uid, (s, c))| !self.matches(uid, s, c));
+        let reads = changed.map(|(uid, (sandboxes, containers))| async move {
             match self.assemble(&uid, sandboxes, containers).await {
                 Ok(record) => {
                     self.store(&uid, record, began);
                 }
                 Err(error) => warn!(uid, "cannot read a pod from the runtime: {error}"),
             }
-        }
+        });
+        futures::stream::iter(reads).buffer_unordered(RELIST_READERS).collect::<()>().await;
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_relist_ms.store(now, Ordering::Relaxed);
         self.metrics.relist(began.elapsed(), since);
@@ -284,15 +296,18 @@ impl Pleg {
             .map(|s| (s.id.as_str(), s.state as u8))
             .chain(known.containers.iter().map(|c| (c.id.as_str(), 16 + c.state as u8)))
             .collect();
-        listed == cached
+        listed == cached && known.containers.iter().all(|c| !c.early)
     }
 
     /// Reads a pod in the background; several requests while one runs become one more read.
-    fn refresh_soon(self: &Arc<Self>, uid: String, ended: Option<String>) {
+    fn refresh_soon(self: &Arc<Self>, uid: String, ended: Option<(String, Exit)>) {
         {
             let mut pods = self.pods.lock();
             let entry = pods.entry(uid.clone()).or_insert_with(|| Entry::new(&uid));
-            entry.ended.extend(ended);
+            if let Some((id, mut exit)) = ended {
+                exit.out_of_memory |= entry.out_of_memory.contains(&id);
+                entry.ended.insert(id, exit);
+            }
             if std::mem::replace(&mut entry.busy, true) {
                 entry.again = true;
                 return;
@@ -316,7 +331,7 @@ impl Pleg {
     async fn confirm(&self, uid: &str) {
         for pause in CONFIRM_PAUSES.iter().map(Some).chain([None]) {
             let settled = match self.refresh(uid).await {
-                Ok(record) => self.settle(uid, &record),
+                Ok(_) => self.settled(uid),
                 Err(error) => {
                     debug!(uid, "cannot confirm an event: {error}");
                     false
@@ -325,20 +340,17 @@ impl Pleg {
             let Some(pause) = pause.filter(|_| !settled) else { break };
             tokio::time::sleep(Duration::from_millis(*pause)).await;
         }
+        // A container's end stays noted until the bookkeeping agrees: an instance never runs again. What else was
+        // announced and cannot be confirmed is left to the relist.
         if let Some(entry) = self.pods.lock().get_mut(uid) {
-            entry.ended.clear();
+            let record = entry.tx.borrow().clone();
+            entry.ended.retain(|id, _| record.containers.iter().any(|c| &c.id == id && c.early));
         }
     }
 
-    /// Forgets announced ends that the record shows; true when none is left.
-    fn settle(&self, uid: &str, record: &PodRecord) -> bool {
-        let mut pods = self.pods.lock();
-        let Some(entry) = pods.get_mut(uid) else { return true };
-        entry.ended.retain(|id| {
-            record.containers.iter().any(|c| &c.id == id && c.state == ContainerState::Running)
-                || record.sandboxes.iter().any(|s| &s.id == id && s.state == SandboxState::Ready)
-        });
-        entry.ended.is_empty()
+    /// Whether the runtime's bookkeeping shows every announced end.
+    fn settled(&self, uid: &str) -> bool {
+        self.pods.lock().get(uid).is_none_or(|entry| entry.ended.is_empty())
     }
 
     /// The pod a container or sandbox belongs to.
@@ -365,14 +377,26 @@ impl Pleg {
                 self.events.store(false, Ordering::Relaxed);
                 true
             }
-            Hint::Exited(id) | Hint::OutOfMemory(id) => {
-                if let Some(uid) = self.owner_of(&id) {
-                    self.refresh_soon(uid, Some(id));
-                    return false;
+            Hint::Exited { id, code, at } => {
+                let exit = Exit { code, at, out_of_memory: false };
+                match self.owner_of(&id) {
+                    Some(uid) => self.refresh_soon(uid, Some((id, exit))),
+                    // Not in the cache yet: it ended before the read that follows its start. The worker's own read
+                    // shows that; a stranger's pod is found by the relist.
+                    None => self.refresh_unknown(id, exit),
                 }
-                // Not in the cache yet: it ended before the read that follows its start. The worker's own read
-                // shows that; a stranger's pod is found by the relist.
-                self.refresh_unknown(id);
+                false
+            }
+            Hint::OutOfMemory(id) => {
+                if let Some(uid) = self.owner_of(&id) {
+                    let mut pods = self.pods.lock();
+                    if let Some(entry) = pods.get_mut(&uid) {
+                        if let Some(exit) = entry.ended.get_mut(&id) {
+                            exit.out_of_memory = true;
+                        }
+                        entry.out_of_memory.insert(id);
+                    }
+                }
                 false
             }
             Hint::Started(_) => false,
@@ -385,7 +409,7 @@ impl Pleg {
         }
     }
 
-    fn refresh_unknown(self: &Arc<Self>, id: String) {
+    fn refresh_unknown(self: &Arc<Self>, id: String, exit: Exit) {
         let this = self.clone();
         tokio::spawn(async move {
             let filter = Filter { id: Some(id.clone()), pod_uid: None };
@@ -396,7 +420,7 @@ impl Pleg {
                 }
             };
             if let Some(uid) = uid.filter(|u| !u.is_empty()) {
-                this.refresh_soon(uid, Some(id));
+                this.refresh_soon(uid, Some((id, exit)));
             }
         });
     }
@@ -404,21 +428,34 @@ impl Pleg {
     /// Runs until `stop`: hints as they come, relists by their timer.
     pub async fn run(self: Arc<Self>, mut hints: mpsc::Receiver<Hint>, stop: CancellationToken) {
         let mut failing = false;
+        let mut connected: Option<Instant> = None;
+        // Without a reader of events the timer alone is left; the stop must be seen meanwhile.
+        let mut listening = true;
         loop {
-            let pause = if self.has_events() { RELIST_WITH_EVENTS } else { RELIST_WITHOUT_EVENTS };
+            let pause = match (self.has_events(), connected) {
+                (false, _) => RELIST_WITHOUT_EVENTS,
+                (true, Some(at)) if at.elapsed() < RELIST_WITH_EVENTS => RELIST_AFTER_CONNECT,
+                (true, _) => RELIST_WITH_EVENTS,
+            };
             let timer = tokio::time::sleep(pause);
             tokio::pin!(timer);
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = &mut timer => break,
-                    hint = hints.recv() => match hint {
-                        Some(hint) => if self.take(hint) { break },
-                        None => { timer.as_mut().await; break }
+                    hint = hints.recv(), if listening => match hint {
+                        Some(hint) => {
+                            if hint == Hint::Connected {
+                                connected = Some(Instant::now());
+                            }
+                            if self.take(hint) { break }
+                        }
+                        None => listening = false,
                     }
                 }
             }
-            match self.relist().await {
+            let Some(outcome) = stop.run_until_cancelled(self.relist()).await else { return };
+            match outcome {
                 Ok(()) => {
                     if std::mem::take(&mut failing) {
                         tracing::info!("the runtime answers again");
@@ -438,6 +475,90 @@ impl Pleg {
     }
 }
 
+/// Whether the runtime's bookkeeping does not show the end of a container or sandbox.
+fn unsettled(record: &PodRecord, id: &str) -> bool {
+    record.containers.iter().any(|c| c.id == id && (c.early || c.state == ContainerState::Running))
+        || record.sandboxes.iter().any(|s| s.id == id && s.state == SandboxState::Ready)
+}
+
 fn ids(record: &PodRecord) -> impl Iterator<Item = &str> {
     record.sandboxes.iter().map(|s| s.id.as_str()).chain(record.containers.iter().map(|c| c.id.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1 as cri_v1;
+
+    use super::*;
+    use crate::runtime::fake::FakeRuntime;
+    use crate::runtime::identity::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
+
+    /// A pod of one running container `c`, in the cache.
+    async fn running() -> (Arc<FakeRuntime>, Arc<Pleg>, String) {
+        let fake = Arc::new(FakeRuntime::with_images(&[]));
+        let labels = [(POD_UID, "u"), (POD_NAME, "p"), (POD_NAMESPACE, "ns"), (CONTAINER_NAME, "c")];
+        let labels = labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+        let sandbox = cri_v1::PodSandboxConfig { labels, ..Default::default() };
+        let id = fake.run_sandbox(Box::new(sandbox.clone()), String::new()).await.unwrap();
+        let metadata = Some(cri_v1::ContainerMetadata { name: "c".into(), attempt: 0 });
+        let config = cri_v1::ContainerConfig { metadata, labels: sandbox.labels.clone(), ..Default::default() };
+        let container = fake.create_container(&id, Box::new(config), Box::new(sandbox)).await.unwrap();
+        fake.start_container(&container).await.unwrap();
+        let pleg = Pleg::new(fake.clone(), Metrics::default());
+        pleg.relist().await.unwrap();
+        assert_eq!(pleg.get("u").unwrap().containers[0].state, ContainerState::Running);
+        (fake, pleg, container)
+    }
+
+    async fn shown(pleg: &Pleg, want: impl Fn(&ContainerRecord) -> bool) -> ContainerRecord {
+        let mut records = pleg.subscribe("u");
+        let found = records.wait_for(|r| r.containers.first().is_some_and(&want));
+        tokio::time::timeout(Duration::from_secs(5), found).await.unwrap().unwrap().containers[0].clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_exit_is_shown_before_the_runtimes_bookkeeping_and_corrected_by_it() {
+        let (fake, pleg, id) = running().await;
+        pleg.take(Hint::Exited { id, code: 3, at: 7 });
+        let early = shown(&pleg, |c| c.state == ContainerState::Exited).await;
+        assert_eq!((early.exit_code, early.finished_at, early.reason.as_str(), early.early), (3, 7, "Error", true));
+        // Nothing takes it back, however long the bookkeeping needs.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        pleg.refresh("u").await.unwrap();
+        assert_eq!(pleg.get("u").unwrap().containers[0].state, ContainerState::Exited);
+        fake.exit("c", 3);
+        pleg.relist().await.unwrap();
+        let settled = shown(&pleg, |c| !c.early).await;
+        assert!(settled.finished_at > 7, "{settled:?}");
+        assert!(pleg.pods.lock()["u"].ended.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_is_seen_at_once_also_when_the_reader_of_events_is_gone() {
+        let (_fake, pleg, _) = running().await;
+        let (tx, rx) = mpsc::channel(1);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(pleg.run(rx, stop.clone()));
+        tx.send(Hint::Connected).await.unwrap();
+        drop(tx);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        stop.cancel();
+        let began = tokio::time::Instant::now();
+        task.await.unwrap();
+        assert!(began.elapsed() < Duration::from_millis(100));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_memory_limit_is_the_reason_in_either_order_of_events() {
+        for order in [true, false] {
+            let (_fake, pleg, id) = running().await;
+            let exit = Hint::Exited { id: id.clone(), code: 137, at: 7 };
+            let hints = [Hint::OutOfMemory(id), exit];
+            let hints: Vec<Hint> = if order { hints.into() } else { hints.into_iter().rev().collect() };
+            for hint in hints {
+                pleg.take(hint);
+            }
+            assert_eq!(shown(&pleg, |c| c.state == ContainerState::Exited).await.reason, "OOMKilled");
+        }
+    }
 }

@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 use tracing::{debug, info, warn};
 
+use super::conflist;
 use super::plugins::{self, Attachment, PluginError};
 use super::starting::Starting;
-use super::{conflist, sysctl};
 use crate::config::Config;
 use crate::node::Readiness;
 use crate::runtime::cri::{channel, socket_path};
@@ -105,7 +105,7 @@ impl Collector {
         let valid: Vec<Attachment> =
             ids.into_iter().map(|container| Attachment { container, interface: INTERFACE.to_owned() }).collect();
         let network = &self.config.node.network;
-        let list = conflist::conflist(network, sysctl::uplink_mtu(&[]), ranges);
+        let list = conflist::conflist(network, None, ranges);
         plugins::collect(&network.bin_dir, &list, &valid).await?;
         Ok(valid.len())
     }

@@ -106,7 +106,7 @@ pub async fn get(
     let scheme = action.scheme.as_deref().unwrap_or("HTTP").to_lowercase();
     let path = action.path.as_deref().unwrap_or("/");
     let slash = if path.starts_with('/') { "" } else { "/" };
-    let mut url = format!("{scheme}://{}{slash}{path}", authority(host, number));
+    let mut url = format!("{scheme}://{}{slash}{}", authority(host, number), escape(path));
     for _ in 0..=MAX_REDIRECTS {
         let uri: Uri = url
             .parse()
@@ -125,6 +125,20 @@ pub async fn get(
         url = next;
     }
     Err(HttpError::Redirects { url })
+}
+
+/// Writes what a URL must not hold as `%XX`; what is escaped already stays.
+fn escape(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        match byte {
+            b'!' | b'#'..=b';' | b'=' | b'?'..=b'Z' | b'[' | b']' | b'_' | b'a'..=b'z' | b'~' => {
+                out.push(char::from(byte));
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
 }
 
 fn resolve(base: &Uri, location: &str) -> String {
@@ -263,6 +277,13 @@ impl ServerCertVerifier for AnyCertificate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_are_escaped_once() {
+        assert_eq!(escape("/?q={a b}&r=%20\u{e9}"), "/?q=%7Ba%20b%7D&r=%20%C3%A9");
+        assert_eq!(escape("/healthz?x=1&y[0]=a/b~c-d_e.f"), "/healthz?x=1&y[0]=a/b~c-d_e.f");
+        assert!(format!("http://h{}", escape("/\"<>`^|\\")).parse::<Uri>().is_ok());
+    }
 
     #[test]
     fn redirects_resolve() {

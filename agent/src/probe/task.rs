@@ -124,7 +124,8 @@ impl Task {
                 debug!(pod = %pod::display(&self.pod), container = self.container.name, "{name} probe could not be made: {text}");
                 let text = format!("{name} probe errored and resulted in unknown state: {text}");
                 self.node.recorder.container(&self.pod, &self.container, "Warning", "Unhealthy", &text);
-                Some(false)
+                // It says nothing of the container: a runtime that is away must not kill healthy ones.
+                None
             }
         }
     }

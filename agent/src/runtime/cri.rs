@@ -26,8 +26,8 @@ use super::identity::{
 };
 use super::termination;
 use super::{
-    Call, ContainerItem, ContainerRecord, ContainerState, ExecOutput, Filter, Health, ImageRecord, PodKey, Runtime,
-    RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState,
+    Call, ContainerItem, ContainerRecord, ContainerState, ExecOutput, Exit, Filter, Health, ImageRecord, PodKey,
+    Runtime, RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState,
 };
 
 /// Largest message (upstream `maxMsgSize`).
@@ -165,17 +165,39 @@ fn selector(filter: &Filter) -> Labels {
     filter.pod_uid.iter().map(|uid| (POD_UID.to_owned(), uid.clone())).collect()
 }
 
-fn to_record(status: api::ContainerStatus) -> ContainerRecord {
+/// The termination message file on the node, and whether the log's end stands in for an empty one.
+fn last_words(status: &api::ContainerStatus) -> (Option<PathBuf>, bool) {
+    let at = status.annotations.get(TERMINATION_MESSAGE_PATH);
+    let file = status.mounts.iter().find(|m| Some(&m.container_path) == at).map(|m| PathBuf::from(&m.host_path));
+    let policy = status.annotations.get(TERMINATION_MESSAGE_POLICY);
+    (file, policy.is_some_and(|policy| policy == "FallbackToLogsOnError"))
+}
+
+/// Writes an end that the runtime's bookkeeping lacks into the status; true when it did.
+///
+/// Not when the log has to give the last words: it is complete only when the runtime has closed it.
+fn end_early(status: &mut api::ContainerStatus, exit: Exit) -> bool {
+    let (file, fall_back) = last_words(status);
+    let silent = || file.and_then(|f| std::fs::metadata(f).ok()).is_none_or(|m| m.len() == 0);
+    if container_state(status.state) != ContainerState::Running || (fall_back && exit.code != 0 && silent()) {
+        return false;
+    }
+    status.state = api::ContainerState::ContainerExited as i32;
+    status.exit_code = exit.code;
+    status.finished_at = exit.at;
+    status.reason = exit.reason().to_owned();
+    true
+}
+
+fn to_record(mut status: api::ContainerStatus, exit: Option<Exit>) -> ContainerRecord {
+    let early = exit.is_some_and(|exit| end_early(&mut status, exit));
+    let (file, fall_back) = last_words(&status);
     let metadata = status.metadata.unwrap_or_default();
     let mut annotations = status.annotations;
     let count = annotations.remove(CONTAINER_RESTART_COUNT).and_then(|v| v.parse().ok()).unwrap_or(metadata.attempt);
     let mut labels = status.labels;
     let mut message = status.message;
     if container_state(status.state) == ContainerState::Exited {
-        let at = annotations.get(TERMINATION_MESSAGE_PATH);
-        let file = status.mounts.iter().find(|m| Some(&m.container_path) == at).map(|m| PathBuf::from(&m.host_path));
-        let fall_back =
-            annotations.get(TERMINATION_MESSAGE_POLICY).is_some_and(|policy| policy == "FallbackToLogsOnError");
         let words =
             termination::message(file.as_deref(), fall_back, Path::new(&status.log_path), status.exit_code != 0);
         if !message.is_empty() && !words.is_empty() {
@@ -195,6 +217,7 @@ fn to_record(status: api::ContainerStatus) -> ContainerRecord {
         exit_code: status.exit_code,
         reason: status.reason,
         message,
+        early,
         image: status.image.unwrap_or_default().image,
         image_ref: status.image_ref,
         hash: annotations.remove(CONTAINER_HASH).and_then(|h| u64::from_str_radix(&h, 16).ok()),
@@ -336,7 +359,7 @@ impl Runtime for CriRuntime {
         .boxed()
     }
 
-    fn container_status<'a>(&'a self, id: &'a str) -> Call<'a, ContainerRecord> {
+    fn container_status<'a>(&'a self, id: &'a str, exit: Option<Exit>) -> Call<'a, ContainerRecord> {
         async move {
             let request = api::ContainerStatusRequest { container_id: id.into(), verbose: false };
             let answer = self
@@ -345,7 +368,7 @@ impl Runtime for CriRuntime {
                     async move { client.container_status(request).await }
                 })
                 .await?;
-            Ok(to_record(answer.status.unwrap_or_default()))
+            Ok(to_record(answer.status.unwrap_or_default(), exit))
         }
         .boxed()
     }

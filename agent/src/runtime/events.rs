@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::cri::channel;
+use crate::clock;
 
 /// First pause before a lost stream is opened again.
 const RECONNECT_MIN: Duration = Duration::from_millis(100);
@@ -31,7 +32,14 @@ pub enum Hint {
     /// A container or sandbox started.
     Started(String),
     /// A container or sandbox ended.
-    Exited(String),
+    Exited {
+        /// Its ID.
+        id: String,
+        /// Exit code.
+        code: i32,
+        /// When, nanoseconds since the epoch.
+        at: i64,
+    },
     /// A container met its memory limit.
     OutOfMemory(String),
     /// A container or sandbox was removed.
@@ -116,7 +124,9 @@ fn decode(topic: &str, value: &[u8]) -> Option<Hint> {
         "/tasks/exit" => {
             let e = TaskExit::decode(value).ok()?;
             // An exec's end carries its own id.
-            (e.id.is_empty() || e.id == e.container_id).then_some(Hint::Exited(e.container_id))
+            let own = e.id.is_empty() || e.id == e.container_id;
+            let at = e.exited_at.map_or_else(clock::now, |t| t.seconds * 1_000_000_000 + i64::from(t.nanos));
+            own.then_some(Hint::Exited { id: e.container_id, code: e.exit_status.cast_signed(), at })
         }
         "/tasks/start" => Some(Hint::Started(TaskStart::decode(value).ok()?.container_id)),
         "/tasks/oom" => Some(Hint::OutOfMemory(TaskOom::decode(value).ok()?.container_id)),
@@ -131,9 +141,15 @@ mod tests {
 
     #[test]
     fn exits_of_execs_are_no_hints() {
-        let exit =
-            |id: &str| TaskExit { container_id: "c".into(), id: id.into(), ..TaskExit::default() }.encode_to_vec();
-        assert_eq!(decode("/tasks/exit", &exit("c")), Some(Hint::Exited("c".into())));
+        let exit = |id: &str| {
+            let mut event =
+                TaskExit { container_id: "c".into(), id: id.into(), exit_status: 137, ..TaskExit::default() };
+            let at = event.exited_at.get_or_insert_default();
+            (at.seconds, at.nanos) = (2, 5);
+            event.encode_to_vec()
+        };
+        let want = Hint::Exited { id: "c".into(), code: 137, at: 2_000_000_005 };
+        assert_eq!(decode("/tasks/exit", &exit("c")), Some(want));
         assert_eq!(decode("/tasks/exit", &exit("exec-1")), None);
         assert_eq!(decode("/tasks/exit", &[0xff]), None);
         assert_eq!(decode("/other", &[]), None);

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 
 use super::identity::{CONTAINER_HASH, POD_NAME, POD_NAMESPACE, POD_UID};
 use super::{
-    Call, ContainerItem, ContainerRecord, ContainerState, ExecOutput, Filter, Health, ImageRecord, PodKey, Runtime,
-    RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState,
+    Call, ContainerItem, ContainerRecord, ContainerState, ExecOutput, Exit, Filter, Health, ImageRecord, PodKey,
+    Runtime, RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState,
 };
 use crate::clock;
 
@@ -150,9 +150,13 @@ impl Runtime for FakeRuntime {
         done(found.ok_or_else(|| missing("PodSandboxStatus", id)))
     }
 
-    fn container_status<'a>(&'a self, id: &'a str) -> Call<'a, ContainerRecord> {
+    fn container_status<'a>(&'a self, id: &'a str, exit: Option<Exit>) -> Call<'a, ContainerRecord> {
         let world = self.world.lock();
-        let found = world.containers.iter().find(|(_, c)| c.id == id).map(|(_, c)| c.clone());
+        let mut found = world.containers.iter().find(|(_, c)| c.id == id).map(|(_, c)| c.clone());
+        if let (Some(c), Some(exit)) = (found.as_mut().filter(|c| c.state == ContainerState::Running), exit) {
+            (c.state, c.exit_code, c.finished_at) = (ContainerState::Exited, exit.code, exit.at);
+            (c.reason, c.early) = (exit.reason().to_owned(), true);
+        }
         done(found.ok_or_else(|| missing("ContainerStatus", id)))
     }
 
@@ -232,6 +236,7 @@ impl Runtime for FakeRuntime {
                 exit_code: 0,
                 reason: String::new(),
                 message: String::new(),
+                early: false,
                 image: config.image.clone().unwrap_or_default().user_specified_image,
                 image_ref: "sha256:fake".into(),
                 hash: config.annotations.get(CONTAINER_HASH).and_then(|h| u64::from_str_radix(h, 16).ok()),

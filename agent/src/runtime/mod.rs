@@ -59,6 +59,32 @@ pub enum ContainerState {
     Unknown,
 }
 
+/// The end of a container as the runtime's event told it, before its own bookkeeping shows it.
+///
+/// Final: an instance never runs again. containerd publishes it as soon as the process is gone; its CRI side follows
+/// only when it has cleaned the task up, about 80 ms later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Exit code.
+    pub code: i32,
+    /// When, nanoseconds since the epoch.
+    pub at: i64,
+    /// Whether an event said before that the memory limit was met.
+    pub out_of_memory: bool,
+}
+
+impl Exit {
+    /// The runtime's reason for such an end.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match (self.out_of_memory, self.code) {
+            (true, _) => "OOMKilled",
+            (false, 0) => "Completed",
+            (false, _) => "Error",
+        }
+    }
+}
+
 /// One container instance as last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerRecord {
@@ -84,6 +110,8 @@ pub struct ContainerRecord {
     pub reason: String,
     /// The runtime's message, or the termination message once read.
     pub message: String,
+    /// The end is known from an event; the runtime's bookkeeping still says that it runs.
+    pub early: bool,
     /// The image as the pod named it or as the runtime resolved it.
     pub image: String,
     /// The resolved image reference (`repo@sha256:…`).
@@ -318,8 +346,8 @@ pub trait Runtime: Send + Sync {
     fn list_containers(&self, filter: Filter) -> Call<'_, Vec<ContainerItem>>;
     /// Details of one sandbox.
     fn sandbox_status<'a>(&'a self, id: &'a str) -> Call<'a, Sandbox>;
-    /// Details of one container.
-    fn container_status<'a>(&'a self, id: &'a str) -> Call<'a, ContainerRecord>;
+    /// Details of one container. A known `exit` is applied where the runtime's bookkeeping does not show it yet.
+    fn container_status<'a>(&'a self, id: &'a str, exit: Option<Exit>) -> Call<'a, ContainerRecord>;
     /// Creates and starts a sandbox; returns its identifier.
     fn run_sandbox(&self, config: Box<cri_v1::PodSandboxConfig>, handler: String) -> Call<'_, String>;
     /// Stops a sandbox and everything in it.

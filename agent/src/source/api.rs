@@ -15,9 +15,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::PodSet;
+use crate::pod;
 
-/// Drops what the agent never reads.
+/// Drops what the agent never reads, and says where the pod comes from: what its author wrote there is not believed,
+/// or anybody could make the agent take a pod for one of its own manifests.
 fn slim(mut pod: Pod) -> Arc<Pod> {
+    if !pod::is_mirror(&pod) {
+        pod.metadata.annotations.get_or_insert_default().insert(pod::CONFIG_SOURCE.into(), "api".into());
+    }
     pod.metadata.managed_fields = None;
     pod.metadata.self_link = None;
     if let Some(annotations) = &mut pod.metadata.annotations {
@@ -94,5 +99,21 @@ pub async fn run(client: kube::Client, node: String, out: watch::Sender<Option<P
         if std::mem::take(&mut failing) {
             info!("watching pods again");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_of_the_api_is_never_a_static_one() {
+        for source in ["file", "http", "api"] {
+            let annotations = json!({(pod::CONFIG_SOURCE): source});
+            let pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            assert!(!pod::is_static(&slim(pod)), "{source}");
+        }
+        assert!(!pod::is_static(&slim(Pod::default())));
     }
 }

@@ -148,7 +148,16 @@ impl Folder {
 
 /// A pod that has not changed stays the same object, with the time it was first seen.
 fn keep_same(old: &[Arc<Pod>], new: Pod) -> Arc<Pod> {
-    old.iter().find(|o| pod::uid(o) == pod::uid(&new)).cloned().unwrap_or_else(|| Arc::new(new))
+    let content = |pod: &Pod| {
+        let mut pod = pod.clone();
+        if let Some(annotations) = &mut pod.metadata.annotations {
+            annotations.remove(pod::CONFIG_SEEN);
+        }
+        pod
+    };
+    // A manifest may name its UID itself: the same UID is not yet the same pod.
+    let same = |o: &&Arc<Pod>| pod::uid(o) == pod::uid(&new) && content(o) == content(&new);
+    old.iter().find(same).cloned().unwrap_or_else(|| Arc::new(new))
 }
 
 /// Follows the folder until `stop`.
@@ -258,5 +267,13 @@ mod tests {
         let first = folder.scan().into_values().next().unwrap();
         std::fs::write(&file, manifest("a", "x") + "\n\n").unwrap();
         assert!(Arc::ptr_eq(&first, &folder.scan().into_values().next().unwrap()));
+        // A UID of the manifest's own stays the same over an edit.
+        let own = |image: &str| manifest("a", image).replace("name: a}", "name: a, uid: fixed}");
+        let mut image_of = |image: &str| {
+            std::fs::write(&file, own(image)).unwrap();
+            let pod = folder.scan().into_values().next().unwrap();
+            pod::main_containers(&pod)[0].image.clone().unwrap()
+        };
+        assert_eq!([image_of("one"), image_of("second")], ["one", "second"]);
     }
 }

@@ -4,7 +4,8 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 
-use crate::pod::{self, RestartPolicy, Role};
+use crate::pod::{self, Role};
+use crate::sync;
 
 /// The phases a pod can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,12 +118,12 @@ fn tally_init(pod: &Pod, container: &Container, status: Option<&ContainerStatus>
         }
         return;
     }
-    let never = pod::container_policy(pod, Role::Init, container) == RestartPolicy::Never;
+    let never = |code: i32| !sync::restart_after_exit(pod, Role::Init, container, code);
     match (terminated_code(state), state.is_some_and(|s| s.running.is_some())) {
         (Some(0), _) => {}
-        (Some(_), _) if never => t.failed_init += 1,
+        (Some(code), _) if never(code) => t.failed_init += 1,
         (None, false) if last == Some(0) => {}
-        (None, false) if last.is_some() && never => t.failed_init += 1,
+        (None, false) if last.is_some_and(never) => t.failed_init += 1,
         _ => t.pending_init += 1,
     }
 }
@@ -133,14 +134,13 @@ fn tally_main(pod: &Pod, container: &Container, status: Option<&ContainerStatus>
         return;
     };
     let state = status.state.as_ref();
-    let policy = pod::container_policy(pod, Role::Main, container);
     let mut ended = |code: i32| {
         if code == 0 {
             t.succeeded += 1;
         } else {
             t.failed += 1;
         }
-        if policy == RestartPolicy::Always || (policy == RestartPolicy::OnFailure && code != 0) {
+        if sync::restart_after_exit(pod, Role::Main, container, code) {
             t.restartable_stopped += 1;
         }
     };

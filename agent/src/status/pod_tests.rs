@@ -22,6 +22,7 @@ fn record(state: ContainerState, exit_code: i32) -> ContainerRecord {
         exit_code,
         reason: String::new(),
         message: String::new(),
+        early: false,
         image: "docker.io/library/busybox:1.28".into(),
         image_ref: "sha256:1".into(),
         hash: None,
@@ -123,4 +124,14 @@ fn transition_times_move_only_with_the_status() {
     }
     let second = status(&p, vec![record(ContainerState::Running, 0)], &[], &previous);
     assert_eq!(condition(&second, "Ready").last_transition_time, Some(Time(Timestamp::from_second(50).unwrap())));
+}
+
+#[test]
+fn a_restart_rule_keeps_a_pod_that_would_not_restart_from_ending() {
+    let rule = json!({"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}});
+    let p = pod(json!({"restartPolicy": "Never",
+        "containers": [{"name": "m", "restartPolicy": "Never", "restartPolicyRules": [rule]}]}));
+    let phase = |code: i32| status(&p, vec![record(ContainerState::Exited, code)], &[], &PodStatus::default()).phase;
+    assert_eq!(phase(42).as_deref(), Some("Running"));
+    assert_eq!(phase(43).as_deref(), Some("Failed"));
 }

@@ -282,7 +282,7 @@ fn should_restart(view: View<'_>, role: Role, container: &Container, latest: Opt
 }
 
 /// Applies `restartPolicyRules` (the first matching one decides), then the container's or pod's policy.
-fn restart_after_exit(pod: &Pod, role: Role, container: &Container, exit_code: i32) -> bool {
+pub(crate) fn restart_after_exit(pod: &Pod, role: Role, container: &Container, exit_code: i32) -> bool {
     for rule in container.restart_policy_rules.iter().flatten() {
         let Some(codes) = rule.exit_codes.as_ref() else { continue };
         let listed = codes.values.as_ref().is_some_and(|v| v.contains(&exit_code));

@@ -157,6 +157,7 @@ impl World {
                 exit_code: 0,
                 reason: String::new(),
                 message: String::new(),
+                early: false,
                 image: String::new(),
                 image_ref: String::new(),
                 hash: Some(container_hash(&container)),

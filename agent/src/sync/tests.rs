@@ -29,6 +29,7 @@ fn record(name: &str, state: ContainerState, exit_code: i32) -> ContainerRecord 
         exit_code,
         reason: String::new(),
         message: String::new(),
+        early: false,
         image: String::new(),
         image_ref: String::new(),
         hash: None,

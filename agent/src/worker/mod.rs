@@ -9,6 +9,7 @@ mod start;
 mod stop;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 pub use stop::{remove_container, remove_pod};
 
@@ -20,6 +21,8 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
+
+use whole::Whole;
 
 use crate::cgroup::Cgroups;
 use crate::clock;
@@ -102,6 +105,8 @@ pub enum Outcome {
     AgentStops,
     /// Everything of the pod is gone.
     Gone,
+    /// The worker panicked; the pod needs another one.
+    Broken,
 }
 
 pub(crate) struct Worker {
@@ -120,6 +125,8 @@ pub(crate) struct Worker {
     network_reported: bool,
     /// First sight of a pod that does not run yet.
     fresh: Option<Instant>,
+    /// Calls that are never cut short.
+    calls: Whole,
 }
 
 /// When to look again.
@@ -154,6 +161,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         end: None,
         network_reported: false,
         fresh: None,
+        calls: Whole::default(),
     };
     worker.fresh = (worker.previous.phase.as_deref() != Some("Running")).then(Instant::now);
     loop {
@@ -167,10 +175,14 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         let mut watcher = desired.clone();
         let began = Instant::now();
         let next = tokio::select! {
-            () = stop.cancelled() => return Outcome::AgentStops,
+            () = stop.cancelled() => None,
             // Work that only makes the pod run is dropped when the pod has to end.
             _ = watcher.wait_for(Desired::ends) => continue,
-            next = worker.sync() => next,
+            next = worker.sync() => Some(next),
+        };
+        let Some(next) = next else {
+            worker.calls.idle().await;
+            return Outcome::AgentStops;
         };
         worker.node.metrics.pass("sync", began.elapsed());
         let Next::At(at) = next else { break };

@@ -48,7 +48,8 @@ impl Worker {
                 self.sandbox_failed(&format!("create {}: {error}", config.log_directory));
                 return None;
             }
-            match self.node.runtime.run_sandbox(Box::new(config), handler.clone()).await {
+            let (runtime, handler) = (self.node.runtime.clone(), handler.clone());
+            match self.calls.run(async move { runtime.run_sandbox(Box::new(config), handler).await }).await {
                 Ok(id) => match self.node.runtime.sandbox_status(&id).await {
                     Ok(sandbox) => {
                         self.node.metrics.sandbox_started();
@@ -147,8 +148,9 @@ impl Worker {
         if let Some(backoff) = start.backoff {
             self.memory.backoff.insert(start.name.clone(), backoff);
         }
-        node.runtime
-            .start_container(&id)
+        let (runtime, started) = (node.runtime.clone(), id.clone());
+        self.calls
+            .run(async move { runtime.start_container(&started).await })
             .await
             .map_err(|e| self.fail(container, "RunContainerError", e.to_string()))?;
         node.metrics.container_started(start.role);
@@ -188,8 +190,10 @@ impl Worker {
                 target_id: target.as_deref(),
                 settings: &node.settings,
             });
-            let call = node.runtime.create_container(&sandbox.id, Box::new(config), Box::new(sandbox_config.clone()));
-            match call.await {
+            let (runtime, sandbox, sandbox_config) = (node.runtime.clone(), sandbox.id.clone(), sandbox_config.clone());
+            let call =
+                async move { runtime.create_container(&sandbox, Box::new(config), Box::new(sandbox_config)).await };
+            match self.calls.run(call).await {
                 Ok(id) => return Ok((id, restart_count)),
                 Err(RuntimeError::NameReserved { holder, .. }) => {
                     warn!(pod = %pod::display(&self.pod), container = container.name, holder, "a container name is taken");

@@ -32,6 +32,10 @@ impl Worker {
     /// Ends the pod: stops it, waits until nothing lives, cleans up.
     pub(super) async fn end(&mut self, desired: &mut watch::Receiver<Desired>, stop: &CancellationToken) -> Outcome {
         let mut pause = RETRY_MIN;
+        // A container that was just being made has to be known before everything can be stopped.
+        if self.calls.idle().await {
+            let _ = self.node.pleg.refresh(self.uid()).await;
+        }
         loop {
             let want = desired.borrow_and_update().clone();
             self.pod = want.pod.clone();
@@ -75,17 +79,20 @@ impl Worker {
     /// Stops main containers, then sidecars in reverse order, then the sandboxes; true when all calls succeeded.
     pub(super) async fn stop_everything(&self, record: &PodRecord, grace: i64) -> bool {
         let deadline = Instant::now() + seconds(grace);
+        // Upstream never shortens below two seconds, except when the API asked for an end at once.
+        let at_once = self.pod.metadata.deletion_grace_period_seconds == Some(0);
+        let least = if at_once { Duration::ZERO } else { seconds(MIN_GRACE) };
         let live = || {
             record.containers.iter().filter(|c| matches!(c.state, ContainerState::Running | ContainerState::Unknown))
         };
         let is_sidecar =
             |c: &ContainerRecord| matches!(pod::find_container(&self.pod, &c.name), Some((Role::Sidecar, _)));
-        let mains = live().filter(|c| !is_sidecar(c)).map(|c| self.stop_container(c, None, seconds(grace)));
+        let mains = live().filter(|c| !is_sidecar(c)).map(|c| self.stop_container(c, None, seconds(grace), least));
         let mut clean = futures::future::join_all(mains).await.into_iter().all(|ok| ok);
         for sidecar in pod::init_containers(&self.pod).iter().rev().filter(|c| pod::is_sidecar(c)) {
             for record in live().filter(|c| c.name == sidecar.name) {
                 let left = deadline.saturating_duration_since(Instant::now());
-                clean &= self.stop_container(record, None, left).await;
+                clean &= self.stop_container(record, None, left, least).await;
             }
         }
         for sandbox in &record.sandboxes {
@@ -113,11 +120,17 @@ impl Worker {
             };
             grace = probe.and_then(|p| p.termination_grace_period_seconds).unwrap_or(grace);
         }
-        self.stop_container(target, Some(&kill.message), seconds(grace)).await
+        self.stop_container(target, Some(&kill.message), seconds(grace), seconds(MIN_GRACE)).await
     }
 
     /// preStop, then the signal, then the kill; true when the container does not run any more.
-    async fn stop_container(&self, record: &ContainerRecord, message: Option<&str>, grace: Duration) -> bool {
+    async fn stop_container(
+        &self,
+        record: &ContainerRecord,
+        message: Option<&str>,
+        grace: Duration,
+        least: Duration,
+    ) -> bool {
         let node = &self.node;
         let found = pod::find_container(&self.pod, &record.name).map(|(_, c)| c.into_owned());
         let container = found.unwrap_or_else(|| Container { name: record.name.clone(), ..Container::default() });
@@ -133,9 +146,7 @@ impl Worker {
             }
         }
         let left = grace.saturating_sub(began.elapsed());
-        // Upstream never shortens below two seconds, except when the API asked for an end at once.
-        let window = if grace.is_zero() { Duration::ZERO } else { left.max(seconds(MIN_GRACE)) };
-        match node.runtime.stop_container(&record.id, window).await {
+        match node.runtime.stop_container(&record.id, left.max(least)).await {
             Ok(()) => true,
             Err(error) if error.is_not_found() => true,
             Err(error) => {
