@@ -25,7 +25,7 @@ const DEFAULT_METRICS: &str = "127.0.0.1:10249";
 const DEFAULT_HEALTHZ_PORT: u16 = 10256;
 const DEFAULT_METRICS_PORT: u16 = 10249;
 /// Upstream: mark bit 14.
-const DEFAULT_MASQUERADE_BIT: u8 = 14;
+const DEFAULT_MASQUERADE_BIT: i32 = 14;
 /// Upstream's default for a node service.
 const DEFAULT_OOM_SCORE_ADJ: i32 = -999;
 const DEFAULT_SYNC_PERIOD: GoDuration = GoDuration::from_secs(30);
@@ -46,8 +46,8 @@ pub struct KubeProxyConfiguration {
     pub enable_profiling: bool,
     pub show_hidden_metrics_for_version: String,
     pub mode: String,
-    pub iptables: Option<serde_json::Value>,
-    pub ipvs: Option<serde_json::Value>,
+    pub iptables: IptablesSection,
+    pub ipvs: IpvsSection,
     pub nftables: NftablesSection,
     pub winkernel: Option<serde_json::Value>,
     pub detect_local_mode: String,
@@ -76,12 +76,41 @@ pub struct ClientConnection {
     pub burst: Option<i32>,
 }
 
+/// The iptables mode: not built, checked all the same.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+#[allow(missing_docs)]
+pub struct IptablesSection {
+    pub masquerade_bit: Option<i32>,
+    pub masquerade_all: bool,
+    pub localhost_node_ports: Option<bool>,
+    pub sync_period: Option<GoDuration>,
+    pub min_sync_period: Option<GoDuration>,
+}
+
+/// The ipvs mode: not built, checked all the same.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+#[allow(missing_docs)]
+pub struct IpvsSection {
+    pub sync_period: Option<GoDuration>,
+    pub min_sync_period: Option<GoDuration>,
+    pub scheduler: String,
+    #[serde(rename = "excludeCIDRs")]
+    pub exclude_cidrs: Option<Vec<String>>,
+    #[serde(rename = "strictARP")]
+    pub strict_arp: bool,
+    pub tcp_timeout: Option<GoDuration>,
+    pub tcp_fin_timeout: Option<GoDuration>,
+    pub udp_timeout: Option<GoDuration>,
+}
+
 /// The nftables mode.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 #[allow(missing_docs)]
 pub struct NftablesSection {
-    pub masquerade_bit: Option<u8>,
+    pub masquerade_bit: Option<i32>,
     pub masquerade_all: bool,
     pub sync_period: Option<GoDuration>,
     pub min_sync_period: Option<GoDuration>,
@@ -94,8 +123,6 @@ pub struct NftablesSection {
 pub struct DetectLocalSection {
     pub bridge_interface: String,
     pub interface_name_prefix: String,
-    #[serde(rename = "clusterCIDRs")]
-    pub cluster_cidrs: Vec<String>,
 }
 
 /// Conntrack limits.
@@ -252,14 +279,55 @@ impl Checker<'_> {
         }
     }
 
+    /// Bits are checked in the sections of all modes, as upstream does.
+    fn masquerade_bit(&mut self, field: &str, bit: Option<i32>) -> u32 {
+        let bit = bit.unwrap_or(DEFAULT_MASQUERADE_BIT);
+        if !(0..32).contains(&bit) {
+            self.mistake(field, format!("{bit} is not a bit of a 32-bit mark: 0 to 31"));
+        }
+        u32::try_from(bit).ok().and_then(|bit| 1u32.checked_shl(bit)).unwrap_or(0)
+    }
+
+    fn sync_periods(&mut self, section: &NftablesSection) -> GoDuration {
+        let period = given(section.sync_period).unwrap_or(DEFAULT_SYNC_PERIOD);
+        if let Some(min) = given(section.min_sync_period).filter(|min| *min > period) {
+            self.mistake("nftables.minSyncPeriod", format!("{min} is longer than nftables.syncPeriod ({period})"));
+        }
+        period
+    }
+
+    /// One range, or one of each family.
+    fn cluster_cidrs(&mut self, text: &str) -> Vec<IpNet> {
+        let texts: Vec<&str> = text.split(',').map(str::trim).filter(|t| !t.is_empty()).collect();
+        let nets = self.nets("clusterCIDR", texts.iter().copied());
+        let pair = matches!(&nets[..], [a, b] if a.addr().is_ipv4() != b.addr().is_ipv4());
+        if texts.len() > 2 || (nets.len() == 2 && !pair) {
+            let message = format!("{text:?}: write one CIDR, or an IPv4 and an IPv6 one with a comma between them");
+            self.mistake("clusterCIDR", message);
+        }
+        nets
+    }
+
+    fn ip(&mut self, field: &str, text: &str) {
+        if !text.is_empty() && text.parse::<IpAddr>().is_err() {
+            self.mistake(field, format!("{text:?} is not an IP address"));
+        }
+    }
+
+    fn port_range(&mut self, text: &str) {
+        if parse_port_range(text).is_none() {
+            self.mistake("portRange", format!("{text:?} is not a range of ports such as 300-2000 or 300+100"));
+        }
+    }
+
     fn detect_local(&mut self, raw: &KubeProxyConfiguration) -> DetectLocal {
+        // Looked at in every mode: a range that is wrong is no less so for not being used yet.
+        let nets = self.cluster_cidrs(&raw.cluster_cidr);
         let name = |text: &str| !text.is_empty() && text.len() < 16;
         let section = &raw.detect_local;
         match raw.detect_local_mode.as_str() {
-            "" | "ClusterCIDR" => {
-                let nets = self.nets("clusterCIDR", raw.cluster_cidr.split(',').filter(|t| !t.trim().is_empty()));
-                if nets.is_empty() { DetectLocal::Off } else { DetectLocal::ClusterCidr(nets) }
-            }
+            "" | "ClusterCIDR" if nets.is_empty() => DetectLocal::Off,
+            "" | "ClusterCIDR" => DetectLocal::ClusterCidr(nets),
             "NodeCIDR" => DetectLocal::NodeCidr,
             "BridgeInterface" if name(&section.bridge_interface) => {
                 DetectLocal::Bridge(section.bridge_interface.clone())
@@ -284,6 +352,29 @@ impl Checker<'_> {
     }
 }
 
+/// A duration of zero stands for the default, as upstream has it.
+fn given(duration: Option<GoDuration>) -> Option<GoDuration> {
+    duration.filter(|d| !d.0.is_zero())
+}
+
+/// Upstream's `ParsePortRange`: nothing, `a`, `a-b` or `a+count`.
+fn parse_port_range(text: &str) -> Option<(u16, u16)> {
+    let text = text.trim();
+    let port = |text: &str| text.trim().parse::<u16>().ok();
+    if text.is_empty() {
+        return Some((0, 0));
+    }
+    let (low, high) = if let Some((low, high)) = text.split_once('-') {
+        (port(low)?, port(high)?)
+    } else if let Some((low, count)) = text.split_once('+') {
+        let low = port(low)?;
+        (low, low.saturating_add(port(count)?))
+    } else {
+        (port(text)?, port(text)?)
+    };
+    (low <= high).then_some((low, high))
+}
+
 fn check(document: &Document, raw: &KubeProxyConfiguration, found: &mut Vec<Mistake>) -> Config {
     let mut checker = Checker { document, found };
     checker.mode(&raw.mode);
@@ -298,9 +389,14 @@ fn check(document: &Document, raw: &KubeProxyConfiguration, found: &mut Vec<Mist
     }
     let ranges = checker
         .nets("nodePortAddresses", raw.node_port_addresses.iter().map(String::as_str).filter(|a| *a != "primary"));
-    let bit = raw.nftables.masquerade_bit.unwrap_or(DEFAULT_MASQUERADE_BIT);
-    if bit > 31 {
-        checker.mistake("nftables.masqueradeBit", format!("{bit} is not a bit of a 32-bit mark: 0 to 31"));
+    let masquerade_mark = checker.masquerade_bit("nftables.masqueradeBit", raw.nftables.masquerade_bit);
+    checker.masquerade_bit("iptables.masqueradeBit", raw.iptables.masquerade_bit);
+    let sync_period = checker.sync_periods(&raw.nftables);
+    checker.nets("ipvs.excludeCIDRs", raw.ipvs.exclude_cidrs.iter().flatten().map(String::as_str));
+    checker.ip("bindAddress", &raw.bind_address);
+    checker.port_range(&raw.port_range);
+    if let Some(burst) = raw.client_connection.burst.filter(|burst| *burst < 0) {
+        checker.mistake("clientConnection.burst", format!("{burst} is negative"));
     }
     let oom_score_adj = raw.oom_score_adj.unwrap_or(DEFAULT_OOM_SCORE_ADJ);
     if !(-1000..=1000).contains(&oom_score_adj) {
@@ -320,9 +416,9 @@ fn check(document: &Document, raw: &KubeProxyConfiguration, found: &mut Vec<Mist
             node_port_addresses,
             service_cidrs,
             masquerade_all: raw.nftables.masquerade_all,
-            masquerade_mark: 1u32.checked_shl(u32::from(bit)).unwrap_or(0),
+            masquerade_mark,
         },
-        sync_period: raw.nftables.sync_period.unwrap_or(DEFAULT_SYNC_PERIOD).0,
+        sync_period: sync_period.0,
         oom_score_adj,
         conntrack: raw.conntrack.clone(),
         as_json: serde_json::json!({"kubeproxyconfig": document.node.to_json()}).to_string(),

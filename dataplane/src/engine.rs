@@ -5,7 +5,7 @@
 //! the next one starts with a listing. Conntrack entries of connectionless protocols that point at
 //! endpoints which no longer serve are deleted one by one afterwards.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -19,6 +19,9 @@ use crate::nftables::layout::{
 };
 use crate::nftables::table::{Ranges, Stats, Table};
 use crate::planner::{Changes, Planner, Wanted};
+
+/// A clean-up of conntrack that fails is tried so often; then the flows are left to their timeout.
+const CONNTRACK_ATTEMPTS: u32 = 5;
 
 /// How pods of this cluster are recognised as packet sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,8 +113,34 @@ pub struct Report {
     pub stats: Stats,
     /// Conntrack entries deleted.
     pub conntrack_deleted: usize,
+    /// Conntrack could not be cleaned up: another sync shall try again.
+    pub conntrack_pending: bool,
     /// Time it took.
     pub took: Duration,
+}
+
+/// Connectionless frontends whose flows are still to be looked at.
+#[derive(Debug, Default)]
+struct Stale {
+    /// With the endpoints they may send to.
+    frontends: BTreeMap<FrontendKey, HashSet<Ep>>,
+    failures: u32,
+}
+
+impl Stale {
+    fn add(&mut self, touched: impl IntoIterator<Item = FrontendKey>, changes: &Changes) {
+        // Those left over from a failed attempt may have changed since.
+        for (key, endpoints) in &mut self.frontends {
+            match changes.frontends.get(key) {
+                Some(wanted) => *endpoints = allowed(wanted.as_ref()),
+                None if changes.full => endpoints.clear(),
+                None => {}
+            }
+        }
+        for key in touched {
+            self.frontends.insert(key, allowed(changes.frontends.get(&key).and_then(Option::as_ref)));
+        }
+    }
 }
 
 /// See the module's text.
@@ -122,6 +151,7 @@ pub struct Engine {
     planner: Planner,
     tables: Vec<Table>,
     conntrack: Option<Box<dyn Conntrack>>,
+    stale: Stale,
     /// The rule set's generation after the last sync, if nobody else committed meanwhile.
     generation: Option<u32>,
 }
@@ -136,7 +166,15 @@ impl Engine {
         conntrack: Option<Box<dyn Conntrack>>,
     ) -> Self {
         let tables = families.into_iter().map(|(family, nft)| Table::new(settings.layout(family), nft)).collect();
-        Self { model: Model::new(node_name), settings, planner: Planner::new(), tables, conntrack, generation: None }
+        Self {
+            model: Model::new(node_name),
+            settings,
+            planner: Planner::new(),
+            tables,
+            conntrack,
+            stale: Stale::default(),
+            generation: None,
+        }
     }
 
     /// The tables.
@@ -205,20 +243,29 @@ impl Engine {
         }
         outcome?;
         self.generation = before.map(|g| g.wrapping_add(report.stats.transactions as u32));
-        report.conntrack_deleted = self.clean_conntrack(&changes);
+        self.clean_conntrack(&changes, &mut report);
         report.took = start.elapsed();
         Ok(report)
     }
 
-    fn clean_conntrack(&mut self, changes: &Changes) -> usize {
+    fn clean_conntrack(&mut self, changes: &Changes, report: &mut Report) {
         let touched: BTreeSet<FrontendKey> = self.tables.iter_mut().flat_map(Table::take_connectionless).collect();
-        let Some(conntrack) = self.conntrack.as_mut().filter(|_| !touched.is_empty()) else { return 0 };
-        match clean(&mut **conntrack, &touched, &changes.frontends) {
-            Ok(deleted) => deleted,
+        let Some(conntrack) = &mut self.conntrack else { return };
+        self.stale.add(touched, changes);
+        if self.stale.frontends.is_empty() {
+            return;
+        }
+        match clean(&mut **conntrack, &self.stale.frontends) {
+            Ok(deleted) => report.conntrack_deleted = deleted,
             Err(error) => {
-                tracing::warn!(%error, "stale connectionless flows could not be cleaned up; they end by their timeout");
-                0
+                self.stale.failures += 1;
+                report.conntrack_pending = self.stale.failures < CONNTRACK_ATTEMPTS;
+                let next = if report.conntrack_pending { "it is tried again" } else { "they end by their timeout" };
+                tracing::warn!(%error, "stale connectionless flows could not be cleaned up; {next}");
             }
+        }
+        if !report.conntrack_pending {
+            self.stale = Stale::default();
         }
     }
 }
@@ -234,14 +281,8 @@ fn allowed(wanted: Option<&Wanted>) -> HashSet<Ep> {
 
 /// Deletes entries whose original destination is a touched frontend and whose answer does not
 /// come from one of its endpoints.
-fn clean(
-    conntrack: &mut dyn Conntrack,
-    touched: &BTreeSet<FrontendKey>,
-    wanted: &BTreeMap<FrontendKey, Option<Wanted>>,
-) -> Result<usize, ConntrackError> {
-    let allowed: HashMap<FrontendKey, HashSet<Ep>> =
-        touched.iter().map(|key| (*key, allowed(wanted.get(key).and_then(Option::as_ref)))).collect();
-    let passes: BTreeSet<_> = touched.iter().map(|key| (key.family(), key.protocol)).collect();
+fn clean(conntrack: &mut dyn Conntrack, allowed: &BTreeMap<FrontendKey, HashSet<Ep>>) -> Result<usize, ConntrackError> {
+    let passes: BTreeSet<_> = allowed.keys().map(|key| (key.family(), key.protocol)).collect();
     let mut deleted = 0;
     for (family, protocol) in passes {
         let nft_family = if family == Family::V4 { NftFamily::Ipv4 } else { NftFamily::Ipv6 };

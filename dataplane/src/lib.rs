@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod engine;
+pub mod foreign;
 pub mod health;
 pub mod metrics;
 pub mod model;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use keelson_netfilter::conntrack::KernelConntrack;
-use keelson_netfilter::nft::{Change, Family as NftFamily, KernelNft, Monitor, Nft, NftError};
+use keelson_netfilter::nft::{Change, Family as NftFamily, KernelNft, Nft, NftError};
 use kube_common::serve::{Endpoints, HealthServer, ListenError, PageAnswer};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -18,11 +18,11 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::engine::Engine;
+use crate::foreign::{self, KernelSource};
 use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::model::decode;
 use crate::model::types::Name;
-use crate::nftables::layout::TABLE;
 use crate::nftables::probe::{Missing, probe};
 use crate::watch::{self, Input, Kind};
 
@@ -128,7 +128,7 @@ pub async fn run(config: Config, client: kube::Client, shutdown: CancellationTok
     let (first_sync, begin) = tokio::sync::oneshot::channel();
     let watch_table = async move {
         if begin.await.is_ok() {
-            monitor(own_ports, foreign_sender).await;
+            foreign::follow(move || KernelSource::open(&own_ports), foreign_sender).await;
         }
     };
     tasks.spawn(stop.clone().run_until_cancelled_owned(watch_table));
@@ -173,28 +173,6 @@ async fn serve(
         }
     }
     Ok(metrics)
-}
-
-/// Tells the loop of foreign changes; several waiting ones count as one.
-async fn monitor(own_ports: Vec<u32>, sender: mpsc::Sender<Change>) {
-    let mut monitor = match Monitor::open(TABLE, own_ports) {
-        Ok(monitor) => monitor,
-        Err(error) => {
-            tracing::warn!(%error, "foreign changes of the table will not be noticed");
-            return;
-        }
-    };
-    loop {
-        match monitor.next().await {
-            Ok(change) => {
-                let _ = sender.try_send(change);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "foreign changes of the table are no longer noticed");
-                return;
-            }
-        }
-    }
 }
 
 /// The next foreign change; never, once the monitor is gone.
@@ -324,7 +302,7 @@ impl Loop {
                 } else {
                     tracing::debug!(?report, "sync");
                 }
-                Ok(true)
+                Ok(!report.conntrack_pending)
             }
             Err(error) => {
                 self.metrics.failures.inc();

@@ -46,12 +46,58 @@ fn a_configuration_made_for_upstream_loads() {
 fn every_mistake_is_named_with_its_place() {
     let error = load(
         "mode: iptables\nclusterCIDR: nonsense\nhealthzBindAddress: here\nnodePortAddresses: [primary, 10.0.0.0/8]\n\
-         nftables: {masqueradeBit: 40}\ndetectLocalMode: Guess\n",
+         nftables: {masqueradeBit: 40}\ndetectLocalMode: Guess\niptables: {masqueradeBit: 99}\n\
+         ipvs: {excludeCIDRs: [10.0.0.1]}\nbindAddress: everywhere\nportRange: 9-1\nclientConnection: {burst: -1}\n",
     )
     .unwrap_err();
-    for expected in ["proxy.yaml:3", "mode", "not built yet", "healthzBindAddress", "primary", "masqueradeBit", "Guess"]
-    {
+    for expected in [
+        "proxy.yaml:3",
+        "mode",
+        "not built yet",
+        "\"nonsense\" is not a CIDR",
+        "healthzBindAddress",
+        "primary",
+        "nftables.masqueradeBit: 40",
+        "iptables.masqueradeBit: 99",
+        "ipvs.excludeCIDRs",
+        "bindAddress: \"everywhere\"",
+        "portRange",
+        "clientConnection.burst",
+        "Guess",
+    ] {
         assert!(error.contains(expected), "no {expected:?} in:\n{error}");
+    }
+}
+
+#[test]
+fn cluster_ranges_are_checked_in_every_mode() {
+    for wrong in [
+        "clusterCIDR: 10.244.0.0\n",
+        "clusterCIDR: 10.244.0.0\ndetectLocalMode: NodeCIDR\n",
+        "clusterCIDR: 10.244.0.0/33\n",
+        "clusterCIDR: 10.244.0.0/16,10.245.0.0/16\n",
+        "clusterCIDR: 10.244.0.0/16,fd00::/56,fd01::/56\n",
+    ] {
+        let error = load(wrong).expect_err(wrong);
+        assert!(error.contains("clusterCIDR"), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn periods_of_zero_are_the_defaults() {
+    let config = load("nftables: {syncPeriod: 0s, minSyncPeriod: 0s}\n").unwrap();
+    assert_eq!(config.sync_period.as_secs(), 30);
+    let error = load("nftables: {syncPeriod: 1s, minSyncPeriod: 2s}\n").unwrap_err();
+    assert!(error.contains("nftables.minSyncPeriod"), "{error}");
+}
+
+#[test]
+fn port_ranges_are_upstreams() {
+    for right in ["", "0-0", "300-2000", "300+100", "80", " 1 - 2 "] {
+        assert!(load(&format!("portRange: {right:?}\n")).is_ok(), "{right:?}");
+    }
+    for wrong in ["2-1", "x", "1-", "70000", "-1"] {
+        assert!(load(&format!("portRange: {wrong:?}\n")).is_err(), "{wrong:?}");
     }
 }
 
@@ -59,6 +105,9 @@ fn every_mistake_is_named_with_its_place() {
 fn unknown_fields_and_wrong_types_are_mistakes() {
     let error = load("nftables: {masquradeAll: true}\n").unwrap_err();
     assert!(error.contains("masquradeAll"), "{error}");
+    for section in ["iptables: {masqueradeBits: 1}", "ipvs: {strictArp: true}", "detectLocal: {clusterCIDRs: []}"] {
+        assert!(load(section).is_err(), "{section}");
+    }
     let error = load("oomScoreAdj: lots\n").unwrap_err();
     assert!(error.contains("oomScoreAdj"), "{error}");
 }

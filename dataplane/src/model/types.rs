@@ -187,11 +187,45 @@ pub struct Hints {
 /// own loopback, its metadata service or a multicast group.
 #[must_use]
 pub fn endpoint_address_allowed(addr: IpAddr) -> bool {
-    !addr.is_loopback()
+    // An IPv4 address in IPv6 clothes is no IPv6 destination, and would hide what it is.
+    addr.to_canonical() == addr
+        && !addr.is_loopback()
         && !addr.is_multicast()
         && !addr.is_unspecified()
         && match addr {
             IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_broadcast(),
             IpAddr::V6(v6) => !v6.is_unicast_link_local(),
         }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_addresses_are_no_endpoints() {
+        for special in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "127.255.0.9",
+            "169.254.169.254",
+            "224.0.0.1",
+            "239.1.2.3",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "fe80::1",
+            "febf::1",
+            "ff02::1",
+            "ff0e::1",
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "::ffff:10.0.0.1",
+        ] {
+            assert!(!endpoint_address_allowed(special.parse().unwrap()), "{special}");
+        }
+        for usual in ["10.244.0.1", "192.168.0.1", "203.0.113.7", "fd00::1", "2001:db8::1"] {
+            assert!(endpoint_address_allowed(usual.parse().unwrap()), "{usual}");
+        }
+    }
 }

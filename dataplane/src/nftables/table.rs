@@ -67,6 +67,16 @@ struct VerdictChange {
     new: Option<V>,
 }
 
+/// What the later steps of a sync need to know from the first.
+#[derive(Debug, Default)]
+struct Later {
+    verdicts: Vec<VerdictChange>,
+    deletes: Vec<(ListMap, FrontendKey, ListChange)>,
+    old_groups: Vec<OldGroup>,
+    /// Affinity groups that lost an endpoint, or may have lost one before this program saw them.
+    shrunk: BTreeSet<u64>,
+}
+
 fn count(list: &[Ep]) -> u16 {
     u16::try_from(list.len()).unwrap_or(u16::MAX)
 }
@@ -210,24 +220,26 @@ impl Table {
 
     fn run(&mut self, committed: &mut Committed, changes: &Changes, ranges: &Ranges) -> Result<(), NftError> {
         let family = self.family;
-        let mut old_groups = Vec::new();
+        let mut later = Later::default();
+        // Before the frontends, which ask what their groups lost.
         for ((_, id), group) in changes.groups.iter().filter(|((of, _), _)| *of == family) {
-            self.write_group(committed, *id, group.as_ref(), &mut old_groups)?;
+            self.write_group(committed, *id, group.as_ref(), &mut later)?;
         }
-        let mut verdicts = Vec::new();
-        let mut deletes = Vec::new();
+        if changes.full {
+            let gone: Vec<u64> = committed.groups.keys().copied().collect();
+            for id in gone.into_iter().filter(|id| !changes.groups.contains_key(&(family, *id))) {
+                self.write_group(committed, id, None, &mut later)?;
+            }
+        }
         for (key, wanted) in changes.frontends.iter().filter(|(key, _)| key.family() == family) {
-            self.write_frontend(committed, *key, wanted.as_ref(), &mut verdicts, &mut deletes)?;
+            self.write_frontend(committed, *key, wanted.as_ref(), &mut later)?;
         }
         if changes.full {
             for key in unwanted(committed, changes) {
-                self.write_frontend(committed, key, None, &mut verdicts, &mut deletes)?;
-            }
-            let gone: Vec<u64> = committed.groups.keys().copied().collect();
-            for id in gone.into_iter().filter(|id| !changes.groups.contains_key(&(family, *id))) {
-                self.write_group(committed, id, None, &mut old_groups)?;
+                self.write_frontend(committed, key, None, &mut later)?;
             }
         }
+        let Later { verdicts, deletes, mut old_groups, .. } = later;
         if !verdicts.is_empty() && self.batch.len() > MAX_BATCH_BYTES / 2 {
             self.commit()?;
         }
@@ -269,10 +281,16 @@ impl Table {
         committed: &mut Committed,
         key: FrontendKey,
         wanted: Option<&Wanted>,
-        verdicts: &mut Vec<VerdictChange>,
-        deletes: &mut Vec<(ListMap, FrontendKey, ListChange)>,
+        later: &mut Later,
     ) -> Result<(), NftError> {
         let (want_verdicts, want_lists) = elements_of(wanted);
+        let stuck = VERDICT_MAPS.iter().any(|map| match committed.verdicts.get(&(*map, key)) {
+            Some(V::Sticky(id, _)) => later.shrunk.contains(id) || !committed.groups.contains_key(id),
+            _ => false,
+        });
+        if stuck && key.protocol != Protocol::Tcp {
+            self.connectionless.insert(key);
+        }
         for map in LIST_MAPS {
             let want = want_lists.iter().find(|(m, _)| *m == map).map_or(&[][..], |(_, list)| *list);
             let old = committed.lists.get(&(map, key)).map_or(&[][..], Vec::as_slice);
@@ -292,7 +310,7 @@ impl Table {
                 committed.lists.remove(&(map, key));
             }
             if !change.delete.is_empty() {
-                deletes.push((map, key, change));
+                later.deletes.push((map, key, change));
             }
         }
         for map in VERDICT_MAPS {
@@ -307,7 +325,7 @@ impl Table {
             if let Some(V::Pick(class, count)) = new {
                 self.need_pick(committed, Pick { class, node_port: key.is_node_port(), count });
             }
-            verdicts.push(VerdictChange { map, key, old, new });
+            later.verdicts.push(VerdictChange { map, key, old, new });
         }
         self.commit_if_large()
     }
@@ -416,11 +434,15 @@ impl Table {
         committed: &mut Committed,
         id: u64,
         group: Option<&Group>,
-        old_groups: &mut Vec<OldGroup>,
+        later: &mut Later,
     ) -> Result<(), NftError> {
         let held = committed.groups.get(&id);
         if held == group {
             return Ok(());
+        }
+        // What a group found at start once held is not known: its flows are looked at, too.
+        if held.is_none_or(|held| lost_any(held, group)) {
+            later.shrunk.insert(id);
         }
         let eps = |group: Option<&Group>| -> BTreeSet<Ep> {
             group.iter().flat_map(|g| g.lists.values()).flatten().copied().collect()
@@ -455,7 +477,7 @@ impl Table {
             old.chains.push(sticky_endpoint(id, ep));
             old.sets.push(sticky_endpoint(id, ep));
         }
-        old_groups.push(old);
+        later.old_groups.push(old);
         match group {
             Some(group) => committed.groups.insert(id, group.clone()),
             None => committed.groups.remove(&id),
@@ -500,6 +522,14 @@ impl Table {
 struct OldGroup {
     chains: Vec<String>,
     sets: Vec<String>,
+}
+
+/// Whether a class of a group loses an endpoint.
+fn lost_any(held: &Group, wanted: Option<&Group>) -> bool {
+    held.lists.iter().any(|(class, old)| {
+        let new: BTreeSet<&Ep> = wanted.and_then(|g| g.lists.get(class)).into_iter().flatten().collect();
+        old.iter().any(|ep| !new.contains(ep))
+    })
 }
 
 /// Frontends that the kernel holds and nobody wants.

@@ -31,8 +31,17 @@ pub struct Monitor {
     socket: TokioSocket,
     table: String,
     own_ports: Vec<u32>,
-    touched: bool,
+    progress: Progress,
     buf: Vec<u8>,
+}
+
+/// How far the announcements were read.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The table was named in the transaction that is being announced.
+    touched: bool,
+    /// The generation that the last whole announcement led to, whoever committed it.
+    generation: Option<u32>,
 }
 
 impl Monitor {
@@ -50,10 +59,23 @@ impl Monitor {
             Ok(socket)
         };
         let socket = open().map_err(|source| NftError::Open { source })?;
-        Ok(Self { socket, table: table.to_owned(), own_ports, touched: false, buf: Vec::with_capacity(64 * 1024) })
+        Ok(Self {
+            socket,
+            table: table.to_owned(),
+            own_ports,
+            progress: Progress::default(),
+            buf: Vec::with_capacity(64 * 1024),
+        })
     }
 
-    /// Waits for the next foreign change of the table.
+    /// The generation of the rule set as of the last announcement; none before the first.
+    /// When the kernel's is ahead for long, announcements do not arrive any more.
+    #[must_use]
+    pub fn generation(&self) -> Option<u32> {
+        self.progress.generation
+    }
+
+    /// Waits for the next foreign change of the table. May be dropped while it waits.
     ///
     /// # Errors
     /// [`NftError::Receive`] when the socket breaks.
@@ -63,21 +85,21 @@ impl Monitor {
             match self.socket.recv(&mut self.buf).await {
                 Ok(()) => {}
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
-                    self.touched = false;
+                    self.progress.touched = false;
                     return Ok(Change::Lost);
                 }
                 Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
                 Err(source) => return Err(NftError::Receive { source }),
             }
-            if let Some(pid) = foreign(&self.buf, &self.table, &self.own_ports, &mut self.touched) {
+            if let Some(pid) = foreign(&self.buf, &self.table, &self.own_ports, &mut self.progress) {
                 return Ok(Change::Foreign { pid });
             }
         }
     }
 }
 
-/// Works through announcements; `touched` carries over when a transaction spans several reads.
-fn foreign(buf: &[u8], table: &str, own_ports: &[u32], touched: &mut bool) -> Option<u32> {
+/// Works through announcements; the progress carries over when a transaction spans several reads.
+fn foreign(buf: &[u8], table: &str, own_ports: &[u32], progress: &mut Progress) -> Option<u32> {
     let mut found = None;
     for message in Messages(buf) {
         if message.kind >> 8 != NFNL_SUBSYS_NFTABLES {
@@ -85,13 +107,14 @@ fn foreign(buf: &[u8], table: &str, own_ports: &[u32], touched: &mut bool) -> Op
         }
         if message.kind & 0xff == NFT_MSG_NEWGEN {
             let pid = message.attrs().u32(NFTA_GEN_PROC_PID).unwrap_or(0);
-            if std::mem::take(touched) && !own_ports.contains(&message.port) {
+            progress.generation = message.attrs().u32(NFTA_GEN_ID).or(progress.generation);
+            if std::mem::take(&mut progress.touched) && !own_ports.contains(&message.port) {
                 found = Some(pid);
             }
         } else if [Family::Ipv4 as u8, Family::Ipv6 as u8].contains(&message.family())
             && message.attrs().str(1) == Some(table)
         {
-            *touched = true;
+            progress.touched = true;
         }
     }
     found
