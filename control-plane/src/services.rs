@@ -143,6 +143,9 @@ impl Allocator {
             given
         };
         let headless_alone = chosen == "None" && spec["selector"].as_object().is_none_or(serde_json::Map::is_empty);
+        if !headless_alone {
+            errors.extend(family_errors(spec, family));
+        }
         spec["clusterIP"] = json!(chosen);
         spec["clusterIPs"] = json!([chosen]);
         if spec["ipFamilyPolicy"].is_null() {
@@ -251,6 +254,22 @@ impl Allocator {
         let upper = (0..span).map(|i| first + band + (start + i) % span).find(free);
         upper.or_else(|| (first..first + band).find(free))
     }
+}
+
+/// What a Service asks for that a cluster with addresses of one family does not have.
+fn family_errors(spec: &Value, family: &str) -> Vec<FieldError> {
+    let given = spec["ipFamilies"].as_array().into_iter().flatten().enumerate();
+    let mut errors: Vec<FieldError> = given
+        .filter(|(_, wanted)| *wanted != family)
+        .map(|(i, wanted)| {
+            FieldError::invalid(format!("spec.ipFamilies[{i}]"), wanted.clone(), "not configured on this cluster")
+        })
+        .collect();
+    if spec["ipFamilyPolicy"] == "RequireDualStack" {
+        let why = "this cluster is not configured for dual-stack services";
+        errors.push(FieldError::invalid("spec.ipFamilyPolicy", "RequireDualStack", why));
+    }
+    errors
 }
 
 fn size(cidr: &IpNet) -> u128 {
