@@ -1,7 +1,7 @@
 # The stages of `./dev test`; sourced by it. Each stage is counted as one, and the tests inside by their own summaries.
 # shellcheck shell=sh
 
-STAGES="fmt clippy unit lab node nodes workloads network cluster apps restart crash bad-input"
+STAGES="fmt clippy unit lab node nodes workloads network cluster streams apps restart crash bad-input"
 
 # Runs one stage and keeps its output for the count of tests.
 stage() {
@@ -43,11 +43,28 @@ run_node() { run_suite node; }
 run_nodes() { run_suite nodes; }
 run_network() { run_suite network; }
 run_cluster() { run_suite cluster; }
+run_streams() {
+    get_clients
+    run_suite streams
+}
 run_apps() { run_suite apps; }
 run_workloads() { run_suite workloads; }
 run_restart() { run_suite restart; }
 run_crash() { run_suite crash_safety; }
 run_bad_input() { run_suite bad_input; }
+
+# Other clients of streams, beside the labs: Debian's old kubectl (SPDY only) and the Python client. The suite skips what is not there.
+get_clients() {
+    [ "${install:-yes}" = yes ] || return 0
+    old=$target/lab/.kubectl-1.20
+    if [ ! -x "$old/usr/bin/kubectl" ] && mkdir -p "$old" && (cd "$old" && apt-get download -q kubernetes-client >/dev/null 2>&1); then
+        # Unpacked, not installed: a kubectl of the system stays what it is.
+        dpkg -x "$old"/kubernetes-client_*.deb "$old" && rm -f "$old"/*.deb
+    fi
+    python=$target/lab/.python-client
+    [ -d "$python/kubernetes" ] || python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+        --target "$python" kubernetes >/dev/null 2>&1 || rm -rf "$python"
+}
 
 run_tests() {
     passed=0 failed=0 skipped=0 broken='' summary=''

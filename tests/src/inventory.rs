@@ -193,8 +193,8 @@ fn cgroups(group: &str, found: &mut Inventory) {
     }
 }
 
-/// Counts the shims in the machine of process 1 `pid`. One that containerd started and forgot, because its client was killed in the
-/// middle of a call, holds nothing: its folder is gone.
+/// Counts the shims in the machine of process 1 `pid` that hold a process. One without is containerd's own leftover: it was killed, or its
+/// client was, between the start of the shim and that of the container.
 fn shims(pid: i32) -> Result<usize> {
     let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let own = namespace(&pid.to_string()).context("the machine's process 1 is gone")?;
@@ -206,13 +206,19 @@ fn shims(pid: i32) -> Result<usize> {
         }
         let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let program = String::from_utf8_lossy(&command).split('\0').next().unwrap_or_default().to_owned();
-        let folder = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
-        let holds = !folder.to_string_lossy().ends_with(" (deleted)");
-        if program.ends_with("containerd-shim-runc-v2") && holds && namespace(&name).as_ref() == Some(&own) {
+        let shim = program.ends_with("containerd-shim-runc-v2") && namespace(&name).as_ref() == Some(&own);
+        if shim && has_children(&entry.path()) {
             count += 1;
         }
     }
     Ok(count)
+}
+
+fn has_children(process: &Path) -> bool {
+    let threads = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+    threads
+        .into_iter()
+        .any(|thread| fs::read_to_string(thread.path().join("children")).is_ok_and(|pids| !pids.trim().is_empty()))
 }
 
 #[cfg(test)]

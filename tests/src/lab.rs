@@ -57,15 +57,15 @@ pub fn run(command: &mut Command, input: Option<&str>) -> Result<String> {
 }
 
 impl Lab {
-    /// The lab of this suite, newly made.
-    pub fn up(suite: &str, nodes: u8) -> Result<Self> {
+    /// The lab of this suite, newly made, with more arguments for `lab up`.
+    pub fn up(suite: &str, nodes: u8, more: &[&str]) -> Result<Self> {
         if let Ok(name) = std::env::var(USE_LAB) {
             return Ok(Self { name, programs: programs()?, ours: false });
         }
         let lab = Self { name: format!("test-{suite}"), programs: programs()?, ours: true };
         // One that an earlier run left behind would not be new.
         run(lab.command().arg("down"), None)?;
-        run(lab.command().args(["up", "--nodes", &nodes.to_string()]), None).map_err(|error| {
+        run(lab.command().args(["up", "--nodes", &nodes.to_string()]).args(more), None).map_err(|error| {
             let report = lab.diagnose();
             anyhow!("{error}\n{report}")
         })?;

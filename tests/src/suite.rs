@@ -26,7 +26,12 @@ pub struct Skip(pub String);
 
 /// Runs the tests whose names contain one of the arguments (all without one) in a lab with `nodes` nodes.
 pub fn main(suite: &str, nodes: u8, tests: &[Test]) -> ExitCode {
-    run(suite, tests, || Lab::up(suite, nodes))
+    main_with(suite, nodes, &[], tests)
+}
+
+/// Like [`main`], with more arguments for `lab up`.
+pub fn main_with(suite: &str, nodes: u8, up: &[&str], tests: &[Test]) -> ExitCode {
+    run(suite, tests, || Lab::up(suite, nodes, up))
 }
 
 /// Like [`main`], for tests that make their labs themselves: the lab they are given does not exist.

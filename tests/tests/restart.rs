@@ -23,6 +23,8 @@ fn main() -> ExitCode {
         ("the_control_plane_is_killed", |lab| survives(lab, "api-kill", "control-plane", "control-plane", "kill")),
         ("containerd_is_restarted", |lab| survives(lab, "cri-term", "node-1", "containerd", "restart")),
         ("containerd_is_killed", |lab| survives(lab, "cri-kill", "node-1", "containerd", "kill")),
+        ("the_agent_can_host_the_dataplane", embedded),
+        ("the_agents_metrics_tell_what_it_did", metrics),
         ("what_was_written_is_there_after_kills", writes),
         ("status_says_which_service_ended_and_why", status),
     ];
@@ -107,6 +109,65 @@ fn survives(lab: &Lab, name: &str, machine: &str, service: &str, action: &str) -
     let restarts: i64 =
         pods.iter().filter_map(|pod| pod["status"]["containerStatuses"][0]["restartCount"].as_i64()).sum();
     ensure!(restarts == 0, "{restarts} restarts are counted");
+    Ok(())
+}
+
+/// Rewrites the agent's configuration and starts it anew.
+fn reconfigure(lab: &Lab, from: &str, to: &str) -> Result<()> {
+    lab.node("node-1", &["sed", "-i", &format!("s|^{from}$|{to}|"), "/etc/keelson/node.yaml"])?;
+    lab.service("node-1", "agent", "restart")
+}
+
+fn embedded(lab: &Lab) -> Result<()> {
+    let space = echo_servers(lab, "embedded")?;
+    let node = From::Process(lab.pid("node-1")?);
+    let to = (space.cluster_ip("echo")?, 80).into();
+    let mut open = lab.wait("the echo connects", 15, || net::connect(node, to).map(Some))?;
+    echo(&mut open, "before")?;
+    let tasks_before = tasks(lab)?;
+    lab.service("node-1", "dataplane", "stop")?;
+    let (alone, hosted) = ("dataplane: none", "dataplane: embedded\\ndataplaneConfig: /etc/keelson/proxy.yaml");
+    reconfigure(lab, alone, hosted)?;
+    let outcome = (|| {
+        let health = "127.0.0.1:10256".parse()?;
+        lab.until("the hosted dataplane is healthy", 20, || Ok(net::get(node, health, "/healthz")?.0 == 200))?;
+        echo(&mut open, "hosted")?;
+        space.apply(&manifests::service("late", "web", "ClusterIP"))?;
+        let late = (space.cluster_ip("late")?, 80).into();
+        lab.wait("a service made later answers", 15, || net::answering(node, late).map(Some))?;
+        // The agent says that it hosts one: its readiness has a check of that name.
+        let (status, text) = net::get(node, "127.0.0.1:10248".parse()?, "/readyz?verbose")?;
+        ensure!(status == 200 && text.contains("[+]dataplane ok"), "{status} {text}");
+        ensure!(lab.service_status("node-1", "dataplane")?["state"] != "running");
+        Ok(())
+    })();
+    // Back to what the other tests expect, whatever came of it.
+    lab.node("node-1", &["sed", "-i", "/^dataplaneConfig:/d", "/etc/keelson/node.yaml"])?;
+    reconfigure(lab, "dataplane: embedded", alone)?;
+    lab.service("node-1", "dataplane", "start")?;
+    outcome?;
+    lab.until("the dataplane runs by itself again", 20, || {
+        Ok(lab.service_status("node-1", "dataplane")?["state"] == "running")
+    })?;
+    echo(&mut open, "after")?;
+    ensure!(tasks(lab)? == tasks_before, "containers were touched");
+    Ok(())
+}
+
+fn metrics(lab: &Lab) -> Result<()> {
+    let space = lab.space("metrics")?;
+    space.apply(&manifests::shell("counted", "Always", "sleep 10000"))?;
+    space.ready_pod("counted")?;
+    let text = lab.kubectl(&["get", "--raw", "/api/v1/nodes/node-1/proxy/metrics"])?;
+    let value = |name: &str| -> Result<f64> {
+        let line = text.lines().find_map(|l| l.strip_prefix(name)).with_context(|| format!("no {name} in {text}"))?;
+        Ok(line.trim().parse()?)
+    };
+    ensure!(value("kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"}")? >= 1.0);
+    ensure!(value("kubelet_started_containers_total{container_type=\"container\"}")? >= 1.0);
+    ensure!(value("kubelet_running_containers{container_state=\"running\"}")? >= 1.0);
+    ensure!(value("kubelet_pod_start_duration_seconds_count")? >= 1.0);
+    ensure!(value("process_resident_memory_bytes")? > 1e6);
     Ok(())
 }
 

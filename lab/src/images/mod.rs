@@ -56,7 +56,7 @@ pub struct BuiltImage {
     pub name: &'static str,
     /// The OCI archive.
     pub archive: PathBuf,
-    /// Every full image name that an import of the archive creates.
+    /// Every full image name that an import of the archive creates. The registry has it under more.
     pub names: Vec<String>,
     /// False when an archive of the same inputs was there already.
     pub rebuilt: bool,
@@ -211,14 +211,15 @@ fn lock(path: &Path) -> Result<Flock<File>, ImageError> {
 
 fn build_one(out_dir: &Path, store: &Store, recipe: recipes::Recipe) -> Result<BuiltImage, ImageError> {
     let name = recipe.name;
-    let names = recipe.names.clone();
+    let names = names::imported(&recipe.names);
     let key = short_key(&recipe)?;
     let archive = out_dir.join(format!("{name}-{key}.tar"));
     if archive.exists() && store.has(name, &key) {
         return Ok(BuiltImage { name, archive, names, rebuilt: false });
     }
-    let image = recipe.finish()?;
+    let mut image = recipe.finish()?;
     store.put(name, &key, &image)?;
+    image.names.clone_from(&names);
     let partial = out_dir.join(format!(".{name}.partial"));
     oci::write_archive(&partial, &image)?;
     fs::rename(&partial, &archive).map_err(ImageError::io("rename", &partial))?;

@@ -196,6 +196,21 @@ const GUESTBOOK: &[&str] = &["v3", "v4", "v5", "v6"];
 
 const TEST_SERVER: &[&str] = &["latest", "1"];
 
+/// Tags of busybox and nginx that nodes have from the start. Each name costs a node a transaction of its containerd, and an image that
+/// is there under one name is pulled under another in a moment.
+const IMPORTED: &[&str] = &["latest", "1.14.2", "1.25", "1.28", "1.36"];
+
+/// Those of an image's names under which it is imported; the others are pulled when they are asked for.
+pub fn imported(names: &[String]) -> Vec<String> {
+    let few = |name: &String| {
+        let tagged = ["docker.io/library/busybox:", "docker.io/library/nginx:"]
+            .iter()
+            .find_map(|name_of| name.strip_prefix(name_of));
+        tagged.map_or(!name.contains("/busybox:") && !name.contains("/nginx"), |tag| IMPORTED.contains(&tag))
+    };
+    names.iter().filter(|name| few(name)).cloned().collect()
+}
+
 /// Full names of the pause image.
 pub fn pause() -> Vec<String> {
     tags(&["registry.k8s.io/pause"], PAUSE)

@@ -15,7 +15,7 @@ use super::tree::{Tree, sha256_hex};
 use super::{ImageError, ImageInputs};
 
 /// To be raised when the way an image is put together changes without its inputs.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Where programs are looked for in every image.
 pub const PATH_ENV: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// User and group that upstream's nginx image runs its workers as.

@@ -116,3 +116,13 @@ fn names_are_full_unique_and_leave_out_the_tag_that_must_fail() {
     assert!(all.contains(&"docker.io/library/nginx:1.14.2".to_owned()));
     assert!(!all.contains(&"docker.io/library/nginx:1.161".to_owned()));
 }
+
+#[test]
+fn nodes_have_every_image_under_few_names_from_the_start() {
+    assert_eq!(names::imported(&names::pause()), names::pause());
+    assert_eq!(names::imported(&names::test_server()), names::test_server());
+    let nginx = names::imported(&names::nginx());
+    assert_eq!(nginx, ["latest", "1.14.2", "1.25"].map(|tag| format!("docker.io/library/nginx:{tag}")));
+    let busybox = names::imported(&names::busybox());
+    assert!(busybox.contains(&"docker.io/library/busybox:1.28".to_owned()) && busybox.len() < 6, "{busybox:?}");
+}

@@ -186,7 +186,7 @@ spec:
             - |
               /usr/bin/test-server &
               for other in 0 1 2; do
-                until name=$(wget -q -T 2 -O - http://member-$other.members:8080/hostname); do sleep 0.3; done
+                until name=$(wget -q -O - http://member-$other.members:8080/hostname); do sleep 0.3; done
                 echo "found $name"
               done
               echo "I am $(hostname -f)"
@@ -225,7 +225,7 @@ pub fn members(lab: &Lab) -> Result<()> {
         Ok(pod["metadata"]["uid"] != before && ready)
     })?;
     let script =
-        "for i in $(seq 1 30); do wget -q -T 2 -O - http://member-1.members:8080/ && exit 0; sleep 0.3; done; exit 1";
+        "for i in $(seq 1 30); do wget -q -O - http://member-1.members:8080/ && exit 0; sleep 0.3; done; exit 1";
     space.apply(&manifests::shell("caller", "Never", script))?;
     let report: Value = serde_json::from_str(&space.output("caller")?)?;
     let address = space.json(&["get", "pod", "member-1"])?["status"]["podIP"].clone();

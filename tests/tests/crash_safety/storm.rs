@@ -27,6 +27,8 @@ const WRITE: Duration = Duration::from_millis(60);
 const REQUEST: Duration = Duration::from_millis(50);
 /// Before something that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
+/// The code of a watch whose revision is no longer known.
+const EXPIRED: u16 = 410;
 /// How long a call may take before it counts as failed.
 const CALL: Duration = Duration::from_secs(5);
 
@@ -117,7 +119,8 @@ pub async fn writes(client: Client, space: &str, stop: &AtomicBool) -> Result<Ve
     Ok(acknowledged)
 }
 
-/// Watches ConfigMaps from a revision on until `stop`, going on where it was when the watch breaks; gives the names in order.
+/// Watches ConfigMaps from a revision on until `stop`, going on where it was when the watch breaks; gives the names in order. As with
+/// upstream, a server that was started anew may know no history (410): then, as every client does, it lists what it missed.
 pub async fn watch(client: Client, space: &str, from: String, stop: &AtomicBool) -> Result<Vec<String>> {
     let maps: Api<ConfigMap> = Api::namespaced(client, space);
     let mut seen = Vec::new();
@@ -141,7 +144,14 @@ pub async fn watch(client: Client, space: &str, from: String, stop: &AtomicBool)
                 }
                 Some(Ok(WatchEvent::Bookmark(mark))) => revision = mark.metadata.resource_version,
                 Some(Ok(WatchEvent::Error(error))) => {
-                    anyhow::bail!("the watch cannot go on from {revision}: {error:?}")
+                    ensure!(error.code == EXPIRED, "the watch cannot go on from {revision}: {error:?}");
+                    if let Ok(Ok(list)) = tokio::time::timeout(CALL, maps.list(&ListParams::default())).await {
+                        revision = list.metadata.resource_version.unwrap_or_default();
+                        let names = list.items.into_iter().filter_map(|map| map.metadata.name);
+                        let missed: Vec<String> = names.filter(|name| !seen.contains(name)).collect();
+                        seen.extend(missed);
+                    }
+                    break;
                 }
                 Some(Ok(_)) => {}
                 Some(Err(_)) | None => break,

@@ -63,9 +63,7 @@ pub fn restricted(lab: &Lab) -> Result<()> {
 
 pub fn privileges(lab: &Lab) -> Result<()> {
     let space = lab.space("privileges")?;
-    let script = format!(
-        "{LOOK} cat /proc/sys/kernel/core_pattern > /dev/null && echo readable; ls /dev | wc -l"
-    );
+    let script = format!("{LOOK} cat /proc/sys/kernel/core_pattern > /dev/null && echo readable; ls /dev | wc -l");
     space.apply(&secured("plain", &script, "{}", "{}"))?;
     space.apply(&secured("strong", &script, "{}", "{privileged: true}"))?;
     space.apply(&secured(
