@@ -45,7 +45,7 @@ impl Body for Pieces {
         }
         self.left -= 1;
         self.read.fetch_add(1, Ordering::Relaxed);
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b' '; PIECE])))))
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(vec![b' '; PIECE])))))
     }
 }
 

@@ -71,11 +71,14 @@ async fn several_questions_on_one_tcp_connection() -> Result<()> {
     Ok(())
 }
 
+/// Makes a request wrong in one way.
+type Change = fn(&mut Message);
+
 #[tokio::test]
 async fn bad_requests_get_their_codes() -> Result<()> {
     let server = start(cluster(1), Source::Given(Vec::new())).await?;
     // The codes as they are on the wire: 16 has two names.
-    let cases: [(fn(&mut Message), ResponseCode); 5] = [
+    let cases: [(Change, ResponseCode); 5] = [
         (|m| m.metadata.op_code = OpCode::Status, ResponseCode::NotImp),
         (|m| _ = m.queries[0].set_query_class(DNSClass::CH), ResponseCode::Refused),
         (|m| _ = m.queries[0].set_query_type(RecordType::AXFR), ResponseCode::Refused),
@@ -146,7 +149,7 @@ async fn no_name_of_the_cluster_leaves_it() -> Result<()> {
     }
     ensure!(resolver.count() == 0);
     let alias = udp(server.address, "alias.default.svc.cluster.local.", RecordType::A, None).await?;
-    let kinds: Vec<RecordType> = alias.answers.iter().map(|record| record.record_type()).collect();
+    let kinds: Vec<RecordType> = alias.answers.iter().map(hickory_proto::rr::Record::record_type).collect();
     ensure!(kinds == [RecordType::CNAME, RecordType::A] && alias.metadata.authoritative, "{alias}");
     Ok(())
 }

@@ -132,9 +132,12 @@ mod tests {
         let all_verbs = rule(&["get", "list", "watch", "create", "delete"], &[""], &["pods"], &[]);
         assert!(!describe_missing(&[all_verbs], &[rule(&["*"], &[""], &["pods"], &[])]).is_empty());
         let everything = rule(&["*"], &["*"], &["*"], &[]);
-        assert!(describe_missing(&[everything.clone()], &[rule(&["*"], &["x"], &["*/scale"], &["n"])]).is_empty());
+        assert!(
+            describe_missing(std::slice::from_ref(&everything), &[rule(&["*"], &["x"], &["*/scale"], &["n"])])
+                .is_empty()
+        );
         let urls = Rule { verbs: own(&["*"]), non_resource_urls: own(&["*"]), ..Rule::default() };
-        assert!(!describe_missing(&[everything], &[urls.clone()]).is_empty());
+        assert!(!describe_missing(&[everything], std::slice::from_ref(&urls)).is_empty());
         assert!(
             describe_missing(
                 &[urls],
@@ -147,15 +150,19 @@ mod tests {
     #[test]
     fn names_and_subresources_narrow() {
         let one = rule(&["get"], &[""], &["secrets"], &["a"]);
-        assert!(describe_missing(&[one.clone()], &[one.clone()]).is_empty());
+        assert!(describe_missing(std::slice::from_ref(&one), std::slice::from_ref(&one)).is_empty());
         assert_eq!(
-            describe_missing(&[one.clone()], &[rule(&["get"], &[""], &["secrets"], &["b"])]),
+            describe_missing(std::slice::from_ref(&one), &[rule(&["get"], &[""], &["secrets"], &["b"])]),
             ["{APIGroups:[\"\"], Resources:[\"secrets\"], ResourceNames:[\"b\"], Verbs:[\"get\"]}"]
         );
         assert!(!describe_missing(&[one], &[rule(&["get"], &[""], &["secrets"], &[])]).is_empty());
         let scale = rule(&["update"], &["*"], &["*/scale"], &[]);
         assert!(
-            describe_missing(&[scale.clone()], &[rule(&["update"], &["apps"], &["deployments/scale"], &[])]).is_empty()
+            describe_missing(
+                std::slice::from_ref(&scale),
+                &[rule(&["update"], &["apps"], &["deployments/scale"], &[])]
+            )
+            .is_empty()
         );
         assert!(!describe_missing(&[scale], &[rule(&["update"], &["apps"], &["deployments"], &[])]).is_empty());
     }

@@ -106,9 +106,7 @@ fn account_used(hub: &Arc<Hub>, attributes: &Attributes, node: &str) -> bool {
 fn referenced(hub: &Arc<Hub>, attributes: &Attributes, node: &str, what: Referent) -> bool {
     !attributes.name.is_empty()
         && !attributes.namespace.is_empty()
-        && any_pod(hub, &attributes.namespace, node, |pod| {
-            references(pod, what).iter().any(|name| *name == attributes.name)
-        })
+        && any_pod(hub, &attributes.namespace, node, |pod| references(pod, what).contains(&attributes.name))
 }
 
 /// Whether a volume is bound to a claim that a pod on the node uses.
