@@ -52,9 +52,19 @@ async fn ask(server: SocketAddr, name: &str) -> (u8, Vec<Ipv4Addr>) {
     let mut buffer = [0; 512];
     let length = tokio::time::timeout(LIMIT, socket.recv(&mut buffer)).await.unwrap().unwrap();
     let (answers, code) = (usize::from(buffer[7]), buffer[3] & 0xf);
-    // Each answer: a pointer to the name, type, class, TTL, length, address.
-    let records = buffer[query.len()..length].chunks_exact(16).take(answers);
-    (code, records.map(|record| Ipv4Addr::new(record[12], record[13], record[14], record[15])).collect())
+    // Each answer: the name or a pointer to it, type, class, TTL, length, address.
+    let mut rest = &buffer[query.len()..length];
+    let mut addresses = Vec::new();
+    for _ in 0..answers {
+        let mut name = 0;
+        while rest[name] != 0 && rest[name] < 0xc0 {
+            name += usize::from(rest[name]) + 1;
+        }
+        let data = name + if rest[name] == 0 { 1 } else { 2 } + 10;
+        addresses.push(Ipv4Addr::new(rest[data], rest[data + 1], rest[data + 2], rest[data + 3]));
+        rest = &rest[data + 4..];
+    }
+    (code, addresses)
 }
 
 async fn until(server: SocketAddr, name: &str, code: u8, addresses: &[&str]) {

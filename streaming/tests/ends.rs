@@ -87,7 +87,8 @@ async fn version_5_closes_standard_input_alone() {
 
 #[tokio::test]
 async fn a_bridge_joins_websocket_and_spdy() {
-    let (client, server) = duplex(1 << 10);
+    // This client reads only when it has sent everything: the echo has to find room.
+    let (client, server) = duplex(1 << 20);
     let (near, far) = duplex(1 << 10);
     tokio::spawn(async move { echo(Session::spdy(far, SPDY_PROTOCOLS[0], ALL, IDLE).await.unwrap()).await });
     let bridging = tokio::spawn(async move {

@@ -358,7 +358,7 @@ impl Follower {
     async fn next_file(&mut self, over: bool) -> Result<bool, LogError> {
         let (path, inode) = (self.path.clone(), self.source.inode);
         let looking = tokio::task::spawn_blocking(move || successor(&path, inode));
-        let Ok(Some(next)) = looking.await else {
+        let Ok(Some((next, expected))) = looking.await else {
             return Ok(false);
         };
         let fresh = next == self.path;
@@ -370,6 +370,10 @@ impl Follower {
             }
             Err(error) => return Err(error),
         };
+        if source.inode != expected {
+            // Rotated once more between the look and the opening: one file came in between and must be read first.
+            return Ok(true);
+        }
         if source.inode == self.source.inode || (fresh && !over && source.length()? == 0) {
             return Ok(false);
         }
@@ -384,9 +388,9 @@ impl Follower {
     }
 }
 
-/// The file that follows the one with `inode` in the series of `path`; `None` while it is the
+/// The file that follows the one with `inode` in the series of `path`, with its own inode; `None` while it is the
 /// newest, or while there is none of that name.
-fn successor(path: &Path, inode: u64) -> Option<PathBuf> {
+fn successor(path: &Path, inode: u64) -> Option<(PathBuf, u64)> {
     let now = std::fs::metadata(path);
     if now.as_ref().is_ok_and(|meta| meta.ino() == inode) {
         return None;
@@ -409,7 +413,7 @@ fn successor(path: &Path, inode: u64) -> Option<PathBuf> {
     let mine = rotated.iter().position(|(_, other)| *other == inode);
     let next = mine.and_then(|at| rotated.get(at + 1));
     match next {
-        Some((name, _)) => Some(path.with_file_name(name)),
-        None => now.is_ok().then(|| path.to_owned()),
+        Some((name, inode)) => Some((path.with_file_name(name), *inode)),
+        None => now.ok().map(|meta| (path.to_owned(), meta.ino())),
     }
 }
