@@ -51,10 +51,14 @@ pub fn debug(lab: &Lab) -> Result<()> {
     })?;
     let processes = space.kubectl(&["exec", "web", "-c", "look", "--", "ps"])?;
     ensure!(processes.contains("test-server"), "the target's processes are not seen:\n{processes}");
-    // Attached, with its output and exit code.
+    // Attached, with its output. The pause: containerd forwards the input before it has added the output, and what a command writes
+    // in between is lost, with any agent.
     let copy = ["debug", "box", "-i", "--quiet", "--image=busybox:1.28", "--copy-to=twin", "--container=dbg"];
-    let output =
-        super::remote::kubectl(&space, &[&copy[..], &["--", "sh", "-c", "read a; echo got $a"]].concat(), b"it\n")?;
+    let output = super::remote::kubectl(
+        &space,
+        &[&copy[..], &["--", "sh", "-c", "read a; sleep 1; echo got $a"]].concat(),
+        b"it\n",
+    )?;
     ensure!(String::from_utf8_lossy(&output.stdout).contains("got it"), "{output:?}");
     let twin = space.json(&["get", "pod", "twin"])?;
     ensure!(twin["spec"]["containers"].as_array().map(Vec::len) == Some(2), "{twin}");

@@ -192,7 +192,7 @@ pub fn attach(lab: &Lab) -> Result<()> {
     ensure!(space.kubectl(&["logs", "reader"])? == "got one\ngot two\nend\n");
     // kubectl run attaches as well, and gives the container's exit code.
     let run = ["run", "once", "--image=busybox:1.28", "-i", "--rm", "--restart=Never", "--quiet", "--"];
-    let output = kubectl(&space, &[&run[..], &["sh", "-c", "read a; echo $a; exit 3"]].concat(), b"word\n")?;
+    let output = kubectl(&space, &[&run[..], &["sh", "-c", "read a; sleep 1; echo $a; exit 3"]].concat(), b"word\n")?;
     ensure!(output.status.code() == Some(3) && text(&output.stdout).contains("word"), "{output:?}");
     Ok(())
 }
