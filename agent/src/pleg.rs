@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::metrics::Metrics;
-use crate::runtime::events::Hint;
+use crate::runtime::events::{Hint, Source};
 use crate::runtime::{
     ContainerItem, ContainerRecord, ContainerState, Exit, Filter, PodKey, PodRecord, Runtime, RuntimeError, Sandbox,
     SandboxItem, SandboxState,
@@ -64,6 +64,10 @@ impl Entry {
     }
 }
 
+fn bit(source: Source) -> u8 {
+    1 << source as u8
+}
+
 /// The cache and the machinery that keeps it true.
 pub struct Pleg {
     runtime: Arc<dyn Runtime>,
@@ -72,7 +76,8 @@ pub struct Pleg {
     index: Mutex<HashMap<String, String>>,
     started: Instant,
     last_relist_ms: AtomicU64,
-    events: AtomicBool,
+    /// A bit for each event stream that is open.
+    events: AtomicU8,
     /// Counts pods that appear in or vanish from the runtime, for those who look for orphans.
     population: watch::Sender<u64>,
 }
@@ -88,7 +93,7 @@ impl Pleg {
             index: Mutex::new(HashMap::new()),
             started: Instant::now(),
             last_relist_ms: AtomicU64::new(0),
-            events: AtomicBool::new(false),
+            events: AtomicU8::new(0),
             population: watch::Sender::new(0),
         })
     }
@@ -139,10 +144,10 @@ impl Pleg {
         Duration::from_millis(now.saturating_sub(self.last_relist_ms.load(Ordering::Relaxed)))
     }
 
-    /// Whether the event stream is open.
+    /// Whether an event stream is open.
     #[must_use]
     pub fn has_events(&self) -> bool {
-        self.events.load(Ordering::Relaxed)
+        self.events.load(Ordering::Relaxed) != 0
     }
 
     /// Reads one pod now and returns what was found. Details of ended containers are taken from the cache.
@@ -321,9 +326,11 @@ impl Pleg {
                 let Some(entry) = pods.get_mut(&uid) else { return };
                 if !std::mem::take(&mut entry.again) {
                     entry.busy = false;
-                    return;
+                    break;
                 }
             }
+            // The last event of a removed pod may come after everybody forgot it.
+            this.forget(&uid);
         });
     }
 
@@ -369,13 +376,17 @@ impl Pleg {
     /// Takes in one hint; true when a full relist is due.
     fn take(self: &Arc<Self>, hint: Hint) -> bool {
         match hint {
-            Hint::Connected => {
-                self.events.store(true, Ordering::Relaxed);
+            Hint::Connected(source) => {
+                self.events.fetch_or(bit(source), Ordering::Relaxed);
                 true
             }
-            Hint::Lost => {
-                self.events.store(false, Ordering::Relaxed);
+            Hint::Lost(source) => {
+                self.events.fetch_and(!bit(source), Ordering::Relaxed);
                 true
+            }
+            Hint::Changed(uid) => {
+                self.refresh_soon(uid, None);
+                false
             }
             Hint::Exited { id, code, at } => {
                 let exit = Exit { code, at, out_of_memory: false };
@@ -445,7 +456,7 @@ impl Pleg {
                     () = &mut timer => break,
                     hint = hints.recv(), if listening => match hint {
                         Some(hint) => {
-                            if hint == Hint::Connected {
+                            if matches!(hint, Hint::Connected(_)) {
                                 connected = Some(Instant::now());
                             }
                             if self.take(hint) { break }
@@ -534,12 +545,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_event_of_cri_leads_to_a_read_and_a_strangers_leaves_nothing() {
+        let (fake, pleg, _) = running().await;
+        fake.exit("c", 4);
+        pleg.take(Hint::Changed("u".into()));
+        assert_eq!(shown(&pleg, |c| c.state == ContainerState::Exited).await.exit_code, 4);
+        pleg.take(Hint::Changed("gone".into()));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!pleg.pods.lock().contains_key("gone"));
+        // One stream is enough; both must be lost for the frequent relist.
+        for source in [Source::Containerd, Source::Cri] {
+            pleg.take(Hint::Connected(source));
+        }
+        pleg.take(Hint::Lost(Source::Containerd));
+        assert!(pleg.has_events());
+        pleg.take(Hint::Lost(Source::Cri));
+        assert!(!pleg.has_events());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_stop_is_seen_at_once_also_when_the_reader_of_events_is_gone() {
         let (_fake, pleg, _) = running().await;
         let (tx, rx) = mpsc::channel(1);
         let stop = CancellationToken::new();
         let task = tokio::spawn(pleg.run(rx, stop.clone()));
-        tx.send(Hint::Connected).await.unwrap();
+        tx.send(Hint::Connected(Source::Containerd)).await.unwrap();
         drop(tx);
         tokio::time::sleep(Duration::from_secs(1)).await;
         stop.cancel();

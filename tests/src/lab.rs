@@ -7,8 +7,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
 use serde_json::Value;
 
+/// How long a client waits for a connection to the API server.
+const CONNECT: Duration = Duration::from_secs(5);
 /// With this set, a suite uses this lab, which must be up, and leaves it alone afterwards. For work on a suite.
 const USE_LAB: &str = "KEELSON_TEST_LAB";
 /// With this set, a suite leaves its lab up for a look at it.
@@ -179,6 +183,15 @@ impl Lab {
     /// The lab's folder.
     pub fn folder(&self) -> Result<PathBuf> {
         Ok(PathBuf::from(self.status()?["folder"].as_str().unwrap_or_default()))
+    }
+
+    /// A client of the API server, as an administrator.
+    pub async fn client(&self) -> Result<Client> {
+        let path = self.status()?["kubeconfig"].as_str().context("the lab has no kubeconfig")?.to_owned();
+        let kubeconfig = Kubeconfig::read_from(path)?;
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.connect_timeout = Some(CONNECT);
+        Ok(Client::try_from(config)?)
     }
 
     /// Waits until `probe` gives something. Errors of the probe count as "not yet" and are told at the end.

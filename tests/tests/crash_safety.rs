@@ -152,7 +152,7 @@ fn objects(lab: &Lab, space: &str, random: Random, stop: &AtomicBool) -> Result<
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let watching = AtomicBool::new(false);
     runtime.block_on(async {
-        let client = storm::client(lab).await?;
+        let client = lab.client().await?;
         let list = kube::Api::<k8s_openapi::api::core::v1::ConfigMap>::namespaced(client.clone(), space);
         let from = list.list(&kube::api::ListParams::default()).await?.metadata.resource_version.unwrap_or_default();
         let work = async {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         ("host_ports", host_ports),
         ("a_node_port_goes_before_a_host_port", precedence),
         ("routes_that_somebody_removes_come_back", repair),
+        ("what_pods_send_out_of_the_cluster_has_the_nodes_address", egress),
         ("an_agent_restart_keeps_routes_and_removes_stale_ones", restart),
         ("a_node_joins_and_leaves", third_node),
         ("a_node_that_loses_its_power_is_replaced_and_comes_back_clean", power_cut),
@@ -298,6 +299,33 @@ fn repair(lab: &Lab) -> Result<()> {
     ensure!(lab.node("node-1", &["ip", "route", "show", &range])?.contains("blackhole"));
     lab.node("node-1", &["ip", "route", "del", "blackhole", &range])?;
     lab.wait("ours is back", 20, || Ok((routes(lab, "node-1")? == wanted).then_some(())))
+}
+
+fn egress(lab: &Lab) -> Result<()> {
+    let space = lab.space("egress")?;
+    let (from, _) = client(&space, "client", "node-1")?;
+    let listener = TcpListener::bind((host_address(lab)?, 0))?;
+    let to = listener.local_addr()?;
+    let masqueraded = || -> Result<Option<()>> {
+        let _kept = net::connect(from, to)?;
+        let (_, peer) = listener.accept()?;
+        ensure!(peer.ip() == lab.address("node-1")?, "the server outside sees {peer}");
+        Ok(Some(()))
+    };
+    lab.wait("a server outside sees the node", 10, masqueraded)?;
+    // Somebody's hand is undone, and what nft lists can be loaded again.
+    let listing = lab.node("node-1", &["nft", "list", "table", "ip", "keelson-egress"])?;
+    ensure!(listing.contains(&pod_range(lab, "node-2")?) || listing.contains("10.244.0.0/23"), "{listing}");
+    lab.node(
+        "node-1",
+        &["sh", "-c", "nft list table ip keelson-egress >/tmp/egress && nft -c -f /tmp/egress && rm /tmp/egress"],
+    )?;
+    lab.node("node-1", &["nft", "delete", "table", "ip", "keelson-egress"])?;
+    lab.wait("the table is back", 5, || {
+        let tables = lab.node("node-1", &["nft", "list", "tables", "ip"])?;
+        Ok(tables.contains("keelson-egress").then_some(()))
+    })?;
+    masqueraded().map(drop)
 }
 
 fn restart(lab: &Lab) -> Result<()> {

@@ -1,4 +1,5 @@
-//! Streams through real clients: the newest kubectl (WebSocket), Debian's 1.20 (SPDY only), the Python client (WebSocket channels).
+//! Streams through real clients: the newest kubectl (WebSocket), Debian's 1.20 (SPDY only), the Python client and kube-rs
+//! (WebSocket channels).
 //!
 //! `KEELSON_TEST_FULL=1` runs the heavy cases in the size the contract names (100 MB each way, 10,000 files, 1,000 idle streams).
 
@@ -6,6 +7,8 @@
 mod clients;
 #[path = "streams/forward.rs"]
 mod forward;
+#[path = "streams/kube_rs.rs"]
+mod kube_rs;
 #[path = "streams/more.rs"]
 mod more;
 #[path = "streams/remote.rs"]
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         ("rights_follow_the_effect", more::rights),
         ("kubectl_1_20_by_spdy", clients::old_kubectl),
         ("the_python_client_by_websocket", clients::python),
+        ("kube_rs_by_websocket", kube_rs::client),
         ("idle_streams_and_slow_clients_hurt_nobody", clients::idle),
     ];
     suite::main("streams", 1, tests)

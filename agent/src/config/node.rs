@@ -96,6 +96,9 @@ pub struct NetworkConfig {
     pub bridge: String,
     /// MTU of pod interfaces; that of the link with the node's address when missing.
     pub mtu: Option<u32>,
+    /// Whether what pods send out of the cluster gets the node's address; without it whatever is outside needs routes to
+    /// the pods.
+    pub egress_masquerade: bool,
 }
 
 impl Default for NetworkConfig {
@@ -106,6 +109,7 @@ impl Default for NetworkConfig {
             bin_dir: DEFAULT_BIN_DIR.into(),
             bridge: DEFAULT_BRIDGE.into(),
             mtu: None,
+            egress_masquerade: true,
         }
     }
 }

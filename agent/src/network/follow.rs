@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::egress::{self, Plan};
 use super::kernel::{KernelRoutes, Notices, RouteTable};
 use super::routes::{self, NodeNet, Own, Step, Wanted};
 use crate::events::Recorder;
@@ -39,6 +40,8 @@ pub struct Inputs {
     pub addresses: Vec<IpAddr>,
     /// Its pod ranges.
     pub ranges: watch::Receiver<Vec<IpNet>>,
+    /// Who is masqueraded, told here.
+    pub egress: watch::Sender<Option<Plan>>,
     /// Events.
     pub recorder: Arc<Recorder>,
 }
@@ -54,11 +57,13 @@ struct Follower<T> {
     links: Vec<u32>,
     told: BTreeSet<String>,
     recorder: Arc<Recorder>,
+    egress: watch::Sender<Option<Plan>>,
 }
 
 impl<T: RouteTable> Follower<T> {
-    fn new(table: T, own: Own, recorder: Arc<Recorder>) -> Self {
-        Self { table, own, nodes: BTreeMap::new(), complete: false, links: Vec::new(), told: BTreeSet::new(), recorder }
+    fn new(table: T, own: Own, recorder: Arc<Recorder>, egress: watch::Sender<Option<Plan>>) -> Self {
+        let (nodes, told) = (BTreeMap::new(), BTreeSet::new());
+        Self { table, own, nodes, complete: false, links: Vec::new(), told, recorder, egress }
     }
 
     /// A node is there or has changed; true when that matters.
@@ -73,6 +78,7 @@ impl<T: RouteTable> Follower<T> {
             return true;
         }
         let wanted = routes::wanted(&self.nodes, &self.own);
+        egress::tell(&self.egress, Plan::of(&self.nodes, &self.own));
         let mut trouble = refusals(&wanted);
         let found = match self.table.list().await {
             Ok(found) => found,
@@ -145,7 +151,7 @@ pub async fn run(inputs: Inputs, stop: CancellationToken) {
         }
     };
     let own = Own { name: inputs.name.clone(), ranges: Vec::new(), addresses: inputs.addresses.clone() };
-    let follower = Follower::new(table, own, inputs.recorder.clone());
+    let follower = Follower::new(table, own, inputs.recorder.clone(), inputs.egress.clone());
     follow(follower, notices, inputs, stop).await;
 }
 

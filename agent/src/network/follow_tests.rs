@@ -48,7 +48,7 @@ fn follower() -> (Follower<FakeRoutes>, tokio::sync::mpsc::Receiver<crate::event
         addresses: vec![[192, 0, 2, 1].into()],
     };
     let (recorder, events) = Recorder::new("a");
-    (Follower::new(FakeRoutes::default(), own, recorder), events)
+    (Follower::new(FakeRoutes::default(), own, recorder, watch::Sender::new(None)), events)
 }
 
 fn listed(follower: &mut Follower<FakeRoutes>, nodes: &[Node]) {

@@ -8,6 +8,7 @@
 
 pub mod collect;
 pub mod conflist;
+pub mod egress;
 pub mod follow;
 pub mod kernel;
 pub mod plugins;
@@ -15,6 +16,7 @@ pub mod routes;
 pub mod starting;
 pub mod sysctl;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,16 +64,26 @@ impl Managed {
     /// Runs until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let (known, known_rx) = watch::channel(Vec::new());
+        let (egress, plan) = watch::channel(None);
         let routes = async {
-            if let Some(client) = self.client.clone() {
-                let inputs = follow::Inputs {
-                    client,
-                    name: self.name.clone(),
-                    addresses: self.addresses.clone(),
-                    ranges: known_rx,
-                    recorder: self.recorder.clone(),
-                };
-                follow::run(inputs, stop.clone()).await;
+            match self.client.clone() {
+                Some(client) => {
+                    let inputs = follow::Inputs {
+                        client,
+                        name: self.name.clone(),
+                        addresses: self.addresses.clone(),
+                        ranges: known_rx,
+                        egress,
+                        recorder: self.recorder.clone(),
+                    };
+                    follow::run(inputs, stop.clone()).await;
+                }
+                None => self.alone(known_rx, egress, &stop).await,
+            }
+        };
+        let masquerade = async {
+            if self.config.node.network.egress_masquerade {
+                egress::run(plan, stop.clone()).await;
             }
         };
         let collector = collect::Collector {
@@ -83,8 +95,27 @@ impl Managed {
         tokio::join!(
             self.keep_configured(known, stop.clone()),
             Box::pin(routes),
+            Box::pin(masquerade),
             Box::pin(collector.run(stop.clone()))
         );
+    }
+
+    /// Without an API server there are no other nodes.
+    async fn alone(
+        &self,
+        mut ranges: watch::Receiver<Vec<IpNet>>,
+        egress: watch::Sender<Option<egress::Plan>>,
+        stop: &CancellationToken,
+    ) {
+        loop {
+            let ranges_now = ranges.borrow_and_update().clone();
+            let own = routes::Own { name: self.name.clone(), ranges: ranges_now, addresses: self.addresses.clone() };
+            egress::tell(&egress, egress::Plan::of(&BTreeMap::new(), &own));
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = ranges.changed() => if changed.is_err() { return },
+            }
+        }
     }
 
     async fn keep_configured(&self, known: watch::Sender<Vec<IpNet>>, stop: CancellationToken) {

@@ -1,18 +1,23 @@
-//! containerd's own event stream as hints that something changed.
+//! The runtime's event streams as hints that something changed: containerd's own, and CRI's `GetContainerEvents` where the
+//! runtime has it (containerd since 1.7, CRI-O).
 //!
-//! A hint names a container or sandbox; it says nothing that is believed without a read ([`crate::pleg`]).
-//! When the stream breaks the reader says so, so that the full relist becomes frequent until it is back.
+//! A hint says nothing that is believed without a read ([`crate::pleg`]). containerd's events come earliest, before CRI's
+//! bookkeeping has the change; CRI's come when it has. When a stream breaks the reader says so, so that the full relist becomes
+//! frequent until one is back.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use containerd_client::events::{TaskExit, TaskOom, TaskStart};
 use containerd_client::services::v1::SubscribeRequest;
 use containerd_client::services::v1::events_client::EventsClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{ContainerEventResponse, GetEventsRequest};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tonic::{Code, Status};
+use tracing::{debug, info, warn};
 
 use super::cri::channel;
 use crate::clock;
@@ -21,14 +26,25 @@ use crate::clock;
 const RECONNECT_MIN: Duration = Duration::from_millis(100);
 /// Longest pause before a lost stream is opened again.
 const RECONNECT_MAX: Duration = Duration::from_secs(3);
+/// Pause before a runtime without CRI events is asked again: it may have been replaced by a later version.
+const UNIMPLEMENTED_PAUSE: Duration = Duration::from_secs(60);
+
+/// A stream of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// containerd's events.
+    Containerd,
+    /// CRI's `GetContainerEvents`.
+    Cri,
+}
 
 /// What happened, according to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// The stream is open: events flow from now on.
-    Connected,
+    Connected(Source),
     /// The stream is lost: events were or will be missed.
-    Lost,
+    Lost(Source),
     /// A container or sandbox started.
     Started(String),
     /// A container or sandbox ended.
@@ -44,53 +60,70 @@ pub enum Hint {
     OutOfMemory(String),
     /// A container or sandbox was removed.
     Removed(String),
+    /// CRI's bookkeeping of this pod (its UID) has changed.
+    Changed(String),
 }
 
-/// Reads the events of containerd's CRI namespace until `stop`, sending hints.
+/// Reads both streams until `stop`, sending hints.
 pub async fn read(socket: PathBuf, hints: mpsc::Sender<Hint>, stop: CancellationToken) {
+    let (socket, hints) = (socket.as_path(), &hints);
+    let containerd = follow(Source::Containerd, hints, move || containerd(socket, hints));
+    let cri = follow(Source::Cri, hints, move || cri(socket, hints));
+    tokio::select! {
+        () = stop.cancelled() => {}
+        ((), ()) = async { tokio::join!(containerd, cri) } => {}
+    }
+}
+
+/// How a stream ended.
+#[derive(Debug)]
+enum Ended {
+    /// It was open, and closed.
+    Closed,
+    /// It could not be opened.
+    Failed(Status),
+    /// Nobody wants hints any more.
+    ReceiverGone,
+}
+
+/// Opens a stream again and again.
+async fn follow<F: Future<Output = Ended>>(source: Source, hints: &mpsc::Sender<Hint>, mut once: impl FnMut() -> F) {
     let mut pause = RECONNECT_MIN;
     let mut announced = false;
     loop {
-        let outcome = tokio::select! {
-            () = stop.cancelled() => return,
-            outcome = read_once(&socket, &hints) => outcome,
-        };
-        match outcome {
-            Ended::Closed(had_events) => {
-                if had_events {
-                    pause = RECONNECT_MIN;
+        match once().await {
+            Ended::Closed => {
+                debug!("the event stream of {source:?} ended");
+                pause = RECONNECT_MIN;
+                if hints.send(Hint::Lost(source)).await.is_err() {
+                    return;
                 }
-                debug!("containerd's event stream ended");
             }
-            Ended::Failed(message) => {
-                if !announced {
+            Ended::Failed(status) if source == Source::Cri => {
+                debug!("no event stream by CRI: {status}");
+                if status.code() == Code::Unimplemented {
+                    pause = UNIMPLEMENTED_PAUSE;
+                }
+            }
+            Ended::Failed(status) => {
+                if !std::mem::replace(&mut announced, true) {
+                    let why = status.message();
                     warn!(
-                        "no containerd event stream at {} ({message}); reading everything each second instead",
-                        socket.display()
+                        "no event stream of containerd ({why}); without one of CRI either everything is read each second"
                     );
-                    announced = true;
                 }
             }
             Ended::ReceiverGone => return,
         }
-        if hints.send(Hint::Lost).await.is_err() {
+        if hints.is_closed() {
             return;
         }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
-        }
-        pause = (pause * 2).min(RECONNECT_MAX);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RECONNECT_MAX.max(pause));
     }
 }
 
-enum Ended {
-    Closed(bool),
-    Failed(String),
-    ReceiverGone,
-}
-
-async fn read_once(socket: &std::path::Path, hints: &mpsc::Sender<Hint>) -> Ended {
+async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
     let mut client = EventsClient::new(channel(socket));
     let filters = ["/tasks/start", "/tasks/exit", "/tasks/oom", "/containers/delete"]
         .iter()
@@ -98,24 +131,46 @@ async fn read_once(socket: &std::path::Path, hints: &mpsc::Sender<Hint>) -> Ende
         .collect();
     let mut stream = match client.subscribe(SubscribeRequest { filters }).await {
         Ok(response) => response.into_inner(),
-        Err(status) => return Ended::Failed(status.message().to_owned()),
+        Err(status) => return Ended::Failed(status),
     };
-    if hints.send(Hint::Connected).await.is_err() {
+    if hints.send(Hint::Connected(Source::Containerd)).await.is_err() {
         return Ended::ReceiverGone;
     }
-    let mut any = false;
-    loop {
-        match stream.message().await {
-            Ok(Some(envelope)) => {
-                any = true;
-                let Some(event) = envelope.event else { continue };
-                let Some(hint) = decode(&envelope.topic, &event.value) else { continue };
-                if hints.send(hint).await.is_err() {
-                    return Ended::ReceiverGone;
-                }
-            }
-            Ok(None) | Err(_) => return Ended::Closed(any),
+    while let Ok(Some(envelope)) = stream.message().await {
+        let Some(event) = envelope.event else { continue };
+        let Some(hint) = decode(&envelope.topic, &event.value) else { continue };
+        if hints.send(hint).await.is_err() {
+            return Ended::ReceiverGone;
         }
+    }
+    Ended::Closed
+}
+
+async fn cri(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
+    let mut client = RuntimeServiceClient::new(channel(socket));
+    // Runtimes answer with the first event, so the stream counts as open from then on.
+    let mut stream = match client.get_container_events(GetEventsRequest {}).await {
+        Ok(response) => response.into_inner(),
+        Err(status) => return Ended::Failed(status),
+    };
+    info!("the runtime tells of changes by CRI too");
+    if hints.send(Hint::Connected(Source::Cri)).await.is_err() {
+        return Ended::ReceiverGone;
+    }
+    while let Ok(Some(event)) = stream.message().await {
+        if hints.send(changed(event)).await.is_err() {
+            return Ended::ReceiverGone;
+        }
+    }
+    Ended::Closed
+}
+
+/// The pod of an event; of a removed sandbox nothing but its ID may be left.
+fn changed(event: ContainerEventResponse) -> Hint {
+    let uid = event.pod_sandbox_status.and_then(|sandbox| sandbox.metadata).map(|metadata| metadata.uid);
+    match uid.filter(|uid| !uid.is_empty()) {
+        Some(uid) => Hint::Changed(uid),
+        None => Hint::Removed(event.container_id),
     }
 }
 
@@ -138,6 +193,31 @@ fn decode(topic: &str, value: &[u8]) -> Option<Hint> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_event_of_cri_names_its_pod() {
+        let mut event = ContainerEventResponse { container_id: "c".into(), ..ContainerEventResponse::default() };
+        assert_eq!(changed(event.clone()), Hint::Removed("c".into()));
+        let metadata = k8s_cri::v1::PodSandboxMetadata { uid: "u".into(), ..Default::default() };
+        event.pod_sandbox_status.get_or_insert_default().metadata = Some(metadata);
+        assert_eq!(changed(event), Hint::Changed("u".into()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_was_never_open_is_not_lost() {
+        let (sender, mut hints) = mpsc::channel(8);
+        let mut outcomes = vec![
+            Ended::ReceiverGone,
+            Ended::Failed(Status::unimplemented("old")),
+            Ended::Closed,
+            Ended::Failed(Status::unavailable("starting")),
+        ];
+        let begun = tokio::time::Instant::now();
+        follow(Source::Cri, &sender, || std::future::ready(outcomes.pop().unwrap())).await;
+        assert_eq!(hints.try_recv(), Ok(Hint::Lost(Source::Cri)));
+        assert!(hints.try_recv().is_err());
+        assert!(begun.elapsed() >= UNIMPLEMENTED_PAUSE);
+    }
 
     #[test]
     fn exits_of_execs_are_no_hints() {

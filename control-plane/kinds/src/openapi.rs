@@ -8,6 +8,9 @@
 //! Upstream counterpart: `kube-openapi/pkg/handler3`.
 
 mod paths;
+mod v2;
+
+pub use v2::{v2_document, v2_hash};
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -51,14 +54,17 @@ pub fn index() -> Value {
 
 /// The documents follow from the types, which the release names, and from the table.
 fn hash(path: &str, list: &[&Resource]) -> String {
+    let resource = |res: &&Resource| {
+        let subresources: Vec<_> = res.subresources.iter().map(|sub| (sub.name, sub.kind, sub.verbs.len())).collect();
+        (res.plural, res.kind, res.verbs.len(), subresources)
+    };
+    hash_of(&(FORMAT, path, list.iter().map(resource).collect::<Vec<_>>()))
+}
+
+/// A hash of anything together with the release.
+fn hash_of(content: &impl Hash) -> String {
     let mut hasher = DefaultHasher::new();
-    (FORMAT, GIT_VERSION, env!("CARGO_PKG_VERSION"), path).hash(&mut hasher);
-    for res in list {
-        (res.plural, res.kind, res.verbs.len()).hash(&mut hasher);
-        for sub in res.subresources {
-            (sub.name, sub.kind, sub.verbs.len()).hash(&mut hasher);
-        }
-    }
+    (GIT_VERSION, env!("CARGO_PKG_VERSION"), content).hash(&mut hasher);
     format!("{:016X}", hasher.finish())
 }
 
@@ -135,9 +141,16 @@ fn finish(name: &str, definition: &mut Value) {
     if let Some(map) = definition.as_object_mut() {
         map.remove("x-kubernetes-int-or-string");
     }
+    if let Some(Value::Object(properties)) = definition.get_mut("properties") {
+        properties.values_mut().for_each(references);
+    }
+    merge_marks(name, definition);
+}
+
+/// Adds how a strategic merge treats each field.
+fn merge_marks(name: &str, definition: &mut Value) {
     let Some(Value::Object(properties)) = definition.get_mut("properties") else { return };
     for (field, schema) in properties {
-        references(schema);
         let merge = merge_keys::of(name, field);
         if let Some(key) = merge.key() {
             schema["x-kubernetes-patch-merge-key"] = json!(key);

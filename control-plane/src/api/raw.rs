@@ -10,6 +10,7 @@ use crate::http::body::{self, Body};
 use crate::http::negotiate::{Representation, representation};
 use crate::http::path::Query;
 use crate::pki::token::ISSUER;
+use crate::protobuf;
 use crate::server::Server;
 
 /// Whether a path is served to everyone, even anonymous.
@@ -54,6 +55,7 @@ pub fn answer(
         ["apis", group] => found(discovery::api_group(group)),
         ["api", version] => found(discovery::api_resources("", version)),
         ["apis", group, version] => found(discovery::api_resources(group, version)),
+        ["openapi", "v2"] => Ok(openapi_v2(accept, headers)),
         ["openapi", "v3"] => Ok(body::json_value(StatusCode::OK, &openapi::index())),
         ["openapi", "v3", rest @ ..] => {
             let document = openapi::document(&rest.join("/")).ok_or_else(ApiError::no_such_resource)?;
@@ -87,6 +89,28 @@ pub fn answer(
     }
 }
 
+/// The document of v2 as protobuf or JSON, unless the client has it already.
+fn openapi_v2(accept: Option<&str>, headers: &HeaderMap) -> Response<Body> {
+    let tag = format!("\"{}\"", openapi::v2_hash());
+    let known = headers.get(header::IF_NONE_MATCH).is_some_and(|value| value.as_bytes() == tag.as_bytes());
+    let mut response = if known {
+        let mut response = Response::new(body::full(Vec::new()));
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        response
+    } else if accept.is_some_and(|accept| accept.contains(protobuf::openapi::MEDIA_TYPE)) {
+        let mut response = Response::new(body::full(protobuf::openapi::document()));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(protobuf::openapi::MEDIA_TYPE));
+        response
+    } else {
+        body::json_value(StatusCode::OK, &openapi::v2_document())
+    };
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+    response
+}
+
 fn address(server: &Server) -> String {
     std::net::SocketAddr::new(server.config.advertise_address, server.config.secure_port).to_string()
 }
@@ -100,6 +124,7 @@ fn root_paths() -> Vec<String> {
         "/healthz",
         "/livez",
         "/metrics",
+        "/openapi/v2",
         "/openapi/v3",
         "/openid/v1/jwks",
         "/readyz",

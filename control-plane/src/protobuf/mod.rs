@@ -9,6 +9,7 @@
 //! Answers stay JSON: `Accept` falls back to it. Upstream counterpart: `apimachinery/pkg/runtime/serializer/protobuf`; the numbers are those of
 //! Kubernetes 1.37.
 
+pub mod openapi;
 mod wire;
 
 use std::collections::HashMap;

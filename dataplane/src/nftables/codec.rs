@@ -3,8 +3,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
-
 use crate::model::FrontendKey;
 use crate::model::types::{Ep, Family, Protocol};
 
@@ -128,47 +126,4 @@ pub fn read_endpoint(family: Family, bytes: &[u8]) -> Option<Ep> {
 #[must_use]
 pub fn read_address(family: Family, bytes: &[u8]) -> Option<IpAddr> {
     read_addr(family, bytes).map(|(addr, _)| addr)
-}
-
-/// The borders of a set of ranges: start, and end (exclusive; none at the top of the address
-/// space). Overlapping and adjacent ranges are merged.
-#[must_use]
-pub fn borders(nets: &[IpNet], family: Family) -> Vec<(Vec<u8>, bool)> {
-    let nets: Vec<IpNet> = nets.iter().filter(|n| Family::of(n.addr()) == family).copied().collect();
-    let mut ranges: Vec<(u128, u128)> = nets.iter().map(|n| (number(n.network()), number(n.broadcast()))).collect();
-    ranges.sort_unstable();
-    let mut merged: Vec<(u128, u128)> = Vec::new();
-    for (start, end) in ranges {
-        match merged.last_mut() {
-            Some(last) if start <= last.1.saturating_add(1) => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    let top = if family == Family::V4 { u128::from(u32::MAX) } else { u128::MAX };
-    let mut out = Vec::new();
-    // nft closes the space below the first range, and expects it when it lists.
-    if merged.first().is_some_and(|r| r.0 > 0) {
-        out.push((bytes_of(0, family), true));
-    }
-    for (start, end) in merged {
-        out.push((bytes_of(start, family), false));
-        if end < top {
-            out.push((bytes_of(end + 1, family), true));
-        }
-    }
-    out
-}
-
-fn number(addr: IpAddr) -> u128 {
-    match addr {
-        IpAddr::V4(v4) => u128::from(u32::from(v4)),
-        IpAddr::V6(v6) => u128::from(v6),
-    }
-}
-
-fn bytes_of(number: u128, family: Family) -> Vec<u8> {
-    match family {
-        Family::V4 => (number as u32).to_be_bytes().to_vec(),
-        Family::V6 => number.to_be_bytes().to_vec(),
-    }
 }

@@ -14,7 +14,7 @@ mod adopt;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnet::IpNet;
-use keelson_netfilter::nft::{Batch, ElementData, Family as NftFamily, MAX_BATCH_BYTES, Nft, NftError};
+use keelson_netfilter::nft::{Batch, ElementData, Family as NftFamily, MAX_BATCH_BYTES, Nft, NftError, borders};
 
 use super::codec;
 use super::layout::{LIST_MAPS, Layout, ListMap, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, TABLE, VERDICT_MAPS, VerdictMap};
@@ -412,7 +412,7 @@ impl Table {
 
     fn write_ranges(&mut self, committed: &mut Committed, ranges: &Ranges) {
         for (name, nets) in ranges {
-            let wanted: BTreeSet<(Vec<u8>, bool)> = codec::borders(nets, self.family).into_iter().collect();
+            let wanted: BTreeSet<(Vec<u8>, bool)> = borders(nets, self.batch.family()).into_iter().collect();
             let held = committed.ranges.entry(name).or_default();
             if *held == wanted {
                 continue;

@@ -7,6 +7,7 @@
 mod batch;
 mod expr;
 mod fake;
+mod interval;
 mod kernel;
 mod monitor;
 mod set;
@@ -14,6 +15,7 @@ mod set;
 pub use batch::{BaseChain, Batch, ElementData, ElementRef, Family, Hook, MAX_BATCH_BYTES, OwnedData};
 pub use expr::{Base, Cmp, Ct, Expr, Meta, Reg, Reject, Verdict};
 pub use fake::{FakeNft, FakeTable};
+pub use interval::borders;
 pub use kernel::KernelNft;
 pub use monitor::{Change, Monitor};
 pub use set::{Dynamic, Field, Maps, SetDecl};

@@ -6,15 +6,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use keelson_tests::lab::Lab;
 use keelson_tests::net::{self, From};
+use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde_json::json;
 
 /// Most deployments that come and go at a time: with more, two cores do nothing but start containers.
@@ -27,10 +25,10 @@ const WRITE: Duration = Duration::from_millis(60);
 const REQUEST: Duration = Duration::from_millis(50);
 /// Before something that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
-/// The code of a watch whose revision is no longer known.
-const EXPIRED: u16 = 410;
 /// How long a call may take before it counts as failed.
 const CALL: Duration = Duration::from_secs(5);
+/// The code of a watch whose revision is no longer known.
+const EXPIRED: u16 = 410;
 
 /// A small generator of random numbers (SplitMix64), so that a run can be repeated by its seed.
 #[derive(Debug, Clone)]
@@ -45,15 +43,6 @@ impl Random {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % limit
     }
-}
-
-/// A client of the lab's API server.
-pub async fn client(lab: &Lab) -> Result<Client> {
-    let path = lab.status()?["kubeconfig"].as_str().context("the lab has no kubeconfig")?.to_owned();
-    let kubeconfig = Kubeconfig::read_from(path)?;
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    config.connect_timeout = Some(CALL);
-    Ok(Client::try_from(config)?)
 }
 
 /// What a stream of requests met.

@@ -144,7 +144,7 @@ pub(crate) fn convert(res: &Resource, obj: &mut Value) {
 
 /// All types that may be decoded: those of the table and those of subresources.
 pub(crate) fn roots() -> impl Iterator<Item = Root> {
-    let extra = ["Scale", "Eviction", "TokenRequest"];
+    let extra = ["Scale", "Eviction", "TokenRequest", "Binding"];
     ALL.iter().map(|r| r.root).chain(extra.into_iter().filter_map(extra_root))
 }
 
