@@ -11,6 +11,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::Api;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube_common::backoff::WatchBackoff;
 use tokio::sync::mpsc::Sender;
 
 use crate::model::decode::{LABEL_HEADLESS, LABEL_PROXY_NAME};
@@ -64,7 +65,7 @@ async fn forward<K>(
 ) where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
-    let mut stream = std::pin::pin!(watch(api, config.page_size(PAGE)).default_backoff());
+    let mut stream = std::pin::pin!(watch(api, config.page_size(PAGE)).backoff(WatchBackoff::default()));
     let mut complained = false;
     while let Some(event) = stream.next().await {
         let input = match event {

@@ -3,6 +3,7 @@
 //! Kept small on purpose: something belongs here only when at least two programs need it and
 //! it knows nothing of either.
 
+pub mod backoff;
 pub mod config;
 pub mod duration;
 pub mod logging;

@@ -11,6 +11,7 @@ use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Service;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
+use kube_common::backoff::WatchBackoff;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
@@ -170,7 +171,7 @@ pub type SharedServiceIndex = Arc<RwLock<ServiceIndex>>;
 /// Keeps `index` up to date from the API server until `stop`; errors are retried with backoff.
 pub async fn watch_services(client: kube::Client, index: SharedServiceIndex, stop: CancellationToken) {
     let api: kube::Api<Service> = kube::Api::all(client);
-    let stream = watcher(api, watcher::Config::default()).default_backoff();
+    let stream = watcher(api, watcher::Config::default()).backoff(WatchBackoff::default());
     let mut stream = std::pin::pin!(stream);
     let mut listed = ServiceIndex::new();
     loop {

@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt};
+use kube_common::backoff::WatchBackoff;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -162,7 +163,7 @@ async fn follow<T: RouteTable>(
     stop: CancellationToken,
 ) {
     let api: Api<Node> = Api::all(inputs.client.clone());
-    let stream = watcher::watcher(api, watcher::Config::default()).default_backoff();
+    let stream = watcher::watcher(api, watcher::Config::default()).backoff(WatchBackoff::default());
     tokio::pin!(stream);
     let mut fresh: BTreeMap<String, NodeNet> = BTreeMap::new();
     let mut failing = false;

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
+use kube_common::backoff::WatchBackoff;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -59,7 +60,7 @@ fn key(pod: &Pod) -> String {
 pub async fn run(client: kube::Client, node: String, out: watch::Sender<Option<PodSet>>, stop: CancellationToken) {
     let api: Api<Pod> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let stream = watcher::watcher(api, config).default_backoff();
+    let stream = watcher::watcher(api, config).backoff(WatchBackoff::default());
     tokio::pin!(stream);
     let mut fresh = PodSet::new();
     let mut failing = false;

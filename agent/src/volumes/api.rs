@@ -18,6 +18,7 @@ use kube::api::PostParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watch_object};
 use kube::{Api, Client};
+use kube_common::backoff::WatchBackoff;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
@@ -134,12 +135,12 @@ impl ApiReader {
         let task = match key.kind {
             ObjectKind::ConfigMap => {
                 let api: Api<ConfigMap> = Api::namespaced(client, namespace);
-                let stream = watch_object(api, name).default_backoff();
+                let stream = watch_object(api, name).backoff(WatchBackoff::default());
                 self.runtime.spawn(follow(stream, key2, sender, changes, stop))
             }
             ObjectKind::Secret => {
                 let api: Api<Secret> = Api::namespaced(client, namespace);
-                let stream = watch_object(api, name).default_backoff();
+                let stream = watch_object(api, name).backoff(WatchBackoff::default());
                 self.runtime.spawn(follow(stream, key2, sender, changes, stop))
             }
         };

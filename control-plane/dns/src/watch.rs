@@ -7,16 +7,14 @@
 use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource};
+use kube_common::backoff::WatchBackoff;
 use parking_lot::RwLock;
-use rand::RngExt;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -25,10 +23,6 @@ use tracing::{debug, warn};
 
 use crate::model::{Model, Source};
 use crate::{objects, publish};
-
-/// Pauses before a broken watch is started again: doubling, with jitter.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
 /// The model and who wants to hear of it.
 #[derive(Clone)]
@@ -115,7 +109,7 @@ pub(crate) fn start(client: &Client, shared: &Shared, tracker: &TaskTracker, shu
 
 async fn run<K: Known>(api: Api<K>, shared: Shared, shutdown: CancellationToken) {
     let kind = K::kind(&());
-    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).backoff(Pause::default()));
+    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).backoff(WatchBackoff::default()));
     let mut listed = HashSet::new();
     loop {
         let next = tokio::select! {
@@ -165,26 +159,5 @@ fn expired(error: &watcher::Error) -> bool {
         watcher::Error::WatchError(status) => status.code == 410,
         watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 410,
         _ => false,
-    }
-}
-
-#[derive(Debug, Default)]
-struct Pause {
-    failures: u32,
-}
-
-impl Iterator for Pause {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let whole = FIRST_PAUSE.saturating_mul(1 << self.failures.min(8)).min(LONGEST_PAUSE);
-        self.failures = self.failures.saturating_add(1);
-        Some(whole.mul_f64(rand::rng().random_range(0.5..1.0)))
-    }
-}
-
-impl Backoff for Pause {
-    fn reset(&mut self) {
-        self.failures = 0;
     }
 }

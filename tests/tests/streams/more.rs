@@ -52,13 +52,12 @@ pub fn debug(lab: &Lab) -> Result<()> {
     let processes = space.kubectl(&["exec", "web", "-c", "look", "--", "ps"])?;
     ensure!(processes.contains("test-server"), "the target's processes are not seen:\n{processes}");
     // Attached, with its output. The pause: containerd forwards the input before it has added the output, and what a command writes
-    // in between is lost, with any agent.
+    // in between is lost, with any agent. Open input: without `stdinOnce`, which kubectl does not set here, its end is containerd's
+    // end of the output too.
     let copy = ["debug", "box", "-i", "--quiet", "--image=busybox:1.28", "--copy-to=twin", "--container=dbg"];
-    let output = super::remote::kubectl(
-        &space,
-        &[&copy[..], &["--", "sh", "-c", "read a; sleep 1; echo got $a"]].concat(),
-        b"it\n",
-    )?;
+    let mut command = lab.command();
+    command.args(["kubectl", "-n", &space.name]).args(copy).args(["--", "sh", "-c", "read a; sleep 1; echo got $a"]);
+    let output = super::remote::finish_open(&mut command, b"it\n")?;
     ensure!(String::from_utf8_lossy(&output.stdout).contains("got it"), "{output:?}");
     let twin = space.json(&["get", "pod", "twin"])?;
     ensure!(twin["spec"]["containers"].as_array().map(Vec::len) == Some(2), "{twin}");

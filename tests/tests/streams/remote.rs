@@ -26,6 +26,16 @@ pub fn finish(command: &mut Command, input: &[u8]) -> Result<Output> {
     Ok(output)
 }
 
+/// Like [`finish`], with input that stays open until the program ends, as a person's does.
+pub fn finish_open(command: &mut Command, input: &[u8]) -> Result<Output> {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut pipe = child.stdin.take().context("no stdin")?;
+    pipe.write_all(input)?;
+    let output = child.wait_with_output();
+    drop(pipe);
+    Ok(output?)
+}
+
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures::StreamExt;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource};
+use kube_common::backoff::WatchBackoff;
 use parking_lot::{Mutex, RwLock};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -19,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::index::{Change, Index};
-use super::retry::WatchBackoff;
 
 /// What a cache can hold.
 pub trait Cached: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {}

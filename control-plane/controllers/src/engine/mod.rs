@@ -16,7 +16,6 @@ pub mod error;
 pub mod events;
 pub mod index;
 pub mod queue;
-pub mod retry;
 pub mod writes;
 
 pub use cache::Key;

@@ -11,6 +11,7 @@ use kube::api::{DeleteParams, DynamicObject, PartialObjectMeta, Patch, PatchPara
 use kube::core::ApiResource;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
+use kube_common::backoff::WatchBackoff;
 use parking_lot::{Mutex, RwLock};
 use serde_json::json;
 use tokio::sync::Notify;
@@ -24,7 +25,6 @@ use crate::engine::cache::{Cache, Cached};
 use crate::engine::discovery::{ServedKind, served_kinds};
 use crate::engine::events::{Level, Note};
 use crate::engine::index::Change;
-use crate::engine::retry::WatchBackoff;
 use crate::engine::{Caches, Events, Key, Outcome, Queue, Reconcile, ReconcileError};
 
 const COMPONENT: &str = "garbage-collector-controller";

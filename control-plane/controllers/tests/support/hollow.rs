@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
+use kube_common::backoff::WatchBackoff;
 use serde_json::json;
 
 /// Makes a node, if it is not there, and reports it ready.
@@ -93,7 +94,7 @@ pub async fn run_pods(client: Client) {
     let mut numbers: HashMap<String, usize> = HashMap::new();
     let bound = watcher::Config::default().fields("spec.nodeName!=");
     let pods: Api<Pod> = Api::all(client.clone());
-    let mut stream = std::pin::pin!(watcher(pods, bound).default_backoff().applied_objects());
+    let mut stream = std::pin::pin!(watcher(pods, bound).backoff(WatchBackoff::default()).applied_objects());
     while let Some(next) = stream.next().await {
         let Ok(pod) = next else { continue };
         let known = numbers.len();
