@@ -93,6 +93,27 @@ pub struct Dns {
     health: Option<HealthServer>,
 }
 
+/// Attempts to find a port that is free for both transports.
+const BIND_ATTEMPTS: u32 = 20;
+
+/// Sockets of both transports on one port; with port 0 any that is free for both.
+async fn both(wanted: SocketAddr) -> Result<(UdpSocket, TcpListener), BindError> {
+    let fail = |address, transport| move |source| BindError::Listen { address, transport, source };
+    let mut attempt = 1;
+    loop {
+        let udp = UdpSocket::bind(wanted).await.map_err(fail(wanted, "UDP"))?;
+        let address = udp.local_addr().map_err(fail(wanted, "UDP"))?;
+        match TcpListener::bind(address).await {
+            Ok(tcp) => return Ok((udp, tcp)),
+            // UDP got a port that TCP has given away.
+            Err(error) if wanted.port() == 0 && error.kind() == io::ErrorKind::AddrInUse && attempt < BIND_ATTEMPTS => {
+                attempt += 1;
+            }
+            Err(error) => return Err(fail(address, "TCP")(error)),
+        }
+    }
+}
+
 impl Dns {
     /// Binds the sockets and registers the metrics with `pages`.
     ///
@@ -101,11 +122,7 @@ impl Dns {
     pub async fn bind(config: Config, pages: Option<&Endpoints>) -> Result<Self, BindError> {
         let addresses: Vec<IpAddr> = config.published.iter().map(|published| published.service_address).collect();
         let zone = Zone::new(&config.domain, config.ttl, addresses, config.ranges.clone())?;
-        let fail = |address, transport| move |source| BindError::Listen { address, transport, source };
-        let udp = UdpSocket::bind(config.bind).await.map_err(fail(config.bind, "UDP"))?;
-        // With port 0, the one that UDP got.
-        let address = udp.local_addr().map_err(fail(config.bind, "UDP"))?;
-        let tcp = TcpListener::bind(address).await.map_err(fail(address, "TCP"))?;
+        let (udp, tcp) = both(config.bind).await?;
         if let Err(error) = setsockopt(&udp, sockopt::RcvBuf, &RECEIVE_BUFFER) {
             tracing::debug!(%error, "the receive buffer of the DNS socket keeps its size");
         }

@@ -137,9 +137,14 @@ pub struct FakeResolver {
 
 impl FakeResolver {
     pub async fn start() -> Result<Self> {
-        let socket = Arc::new(UdpSocket::bind(LOOPBACK).await?);
+        let (socket, listener) = loop {
+            let socket = UdpSocket::bind(LOOPBACK).await?;
+            // The port may be taken by TCP.
+            if let Ok(listener) = TcpListener::bind(socket.local_addr()?).await {
+                break (Arc::new(socket), listener);
+            }
+        };
         let address = socket.local_addr()?;
-        let listener = TcpListener::bind(address).await?;
         let (asked, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
         tokio::spawn(stop.clone().run_until_cancelled_owned(serve_udp(socket, Arc::clone(&asked))));
         tokio::spawn(stop.clone().run_until_cancelled_owned(serve_tcp(listener, Arc::clone(&asked))));
