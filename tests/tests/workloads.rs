@@ -26,7 +26,6 @@ fn main() -> ExitCode {
         ("a_failing_start_hook_kills_the_container", probes::failing_hook),
         ("a_job_completes", jobs::completes),
         ("a_job_tries_again_and_fails_in_the_end", jobs::retries),
-        ("a_daemon_set_follows_a_new_node", jobs::daemon_set),
         ("users_groups_capabilities_and_a_read_only_root", container::restricted),
         ("the_defaults_and_a_privileged_container", container::privileges),
         ("a_container_that_may_not_be_root_does_not_start_as_root", container::never_root),
@@ -38,6 +37,8 @@ fn main() -> ExitCode {
         ("downward_and_projected_volumes_follow_their_sources", volumes::projected),
         ("sub_paths_are_files_and_folders_of_a_volume", volumes::sub_paths),
         ("modes_owners_and_memory_of_volumes", volumes::owners),
+        // Last, for others look at the one node.
+        ("a_daemon_set_follows_a_new_node", jobs::daemon_set),
     ];
     suite::main("workloads", 1, tests)
 }
