@@ -376,6 +376,7 @@ fn settings(config: &Config, facts: &MachineFacts, cgroup_v1: bool) -> NodeSetti
         seccomp_default: config.kubelet.seccomp_default,
         cgroup_v1,
         pids_limit: config.kubelet.pod_pids_limit,
+        allowed_unsafe_sysctls: config.kubelet.allowed_unsafe_sysctls.clone(),
     }
 }
 

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         ("a_namespace_takes_its_contents_along", namespace_deletion),
         ("environment_volumes_and_init_containers", pod_features),
         ("the_api_server_answers_a_pod", api_from_a_pod),
+        ("a_list_is_applied_and_its_mistakes_are_found_by_the_client", lists),
     ];
     suite::main("cluster", 1, tests)
 }
@@ -452,4 +453,21 @@ fn api_from_a_pod(lab: &Lab) -> Result<()> {
     command.args(["--server=https://10.96.0.1:443", "--request-timeout=10s", "get", "--raw", "/version"]);
     let text = keelson_tests::lab::run(&mut command, None)?;
     contains(&text, &["gitVersion"])
+}
+
+fn lists(lab: &Lab) -> Result<()> {
+    let space = lab.space("lists")?;
+    let list = |field: &str| {
+        format!(
+            "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: ConfigMap\n  metadata: {{name: one}}\n  {field}: \
+             {{a: b}}\n- apiVersion: v1\n  kind: ConfigMap\n  metadata: {{name: two}}\n"
+        )
+    };
+    // kubectl validates a List by itself, from OpenAPI v2: nothing is created when it finds a mistake.
+    let said = space.kubectl_fails(&["apply", "-f", "-"], Some(&list("dada")))?;
+    ensure!(said.contains("unknown field \"dada\" in io.k8s.api.core.v1.ConfigMap"), "{said}");
+    ensure!(space.kubectl(&["get", "configmaps", "-o", "name"])?.trim() == "configmap/kube-root-ca.crt");
+    space.apply(&list("data"))?;
+    ensure!(space.kubectl(&["get", "configmap", "one", "-o", "jsonpath={.data.a}"])? == "b");
+    space.kubectl(&["get", "configmap", "two"]).map(drop)
 }

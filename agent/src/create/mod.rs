@@ -31,6 +31,8 @@ pub struct NodeSettings {
     pub cgroup_v1: bool,
     /// Most processes of a pod.
     pub pids_limit: i64,
+    /// Sysctls beyond the safe ones that pods may set here.
+    pub allowed_unsafe_sysctls: Vec<String>,
 }
 
 impl NodeSettings {
@@ -56,6 +58,7 @@ mod tests {
             seccomp_default: false,
             cgroup_v1: true,
             pids_limit: -1,
+            allowed_unsafe_sysctls: Vec::new(),
         }
     }
 }

@@ -26,7 +26,7 @@ use whole::Whole;
 
 use crate::cgroup::Cgroups;
 use crate::clock;
-use crate::create::NodeSettings;
+use crate::create::{NodeSettings, sysctl};
 use crate::events::Recorder;
 use crate::images::Images;
 use crate::materials::Materials;
@@ -287,7 +287,7 @@ impl Worker {
         self.seen = record.clone();
         self.update_probes(&record);
         let phase = self.publish(&record, false);
-        if phase.is_terminal() || self.past_deadline() {
+        if phase.is_terminal() || self.past_deadline() || self.refused(&record) {
             return Next::Finished;
         }
         let mut actions = self.decide(&record);
@@ -345,6 +345,18 @@ impl Worker {
             self.end = Some(NodeEnd { reason: "DeadlineExceeded".into(), message: message.into() });
         }
         past
+    }
+
+    /// Whether a pod of which nothing was made yet may not run here (upstream's admission).
+    fn refused(&mut self, record: &PodRecord) -> bool {
+        if !record.sandboxes.is_empty() || !record.containers.is_empty() {
+            return false;
+        }
+        let Some(why) = sysctl::forbidden(&self.pod, &self.node.settings.allowed_unsafe_sysctls) else { return false };
+        self.node.recorder.pod(&self.pod, "Warning", "SysctlForbidden", &why);
+        let message = format!("Pod was rejected: {why}");
+        self.end = Some(NodeEnd { reason: "SysctlForbidden".into(), message });
+        true
     }
 
     fn next_look(&mut self, actions: &Actions, clean: bool) -> Next {

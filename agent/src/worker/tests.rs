@@ -45,6 +45,7 @@ fn bench() -> Bench {
             seccomp_default: false,
             cgroup_v1: true,
             pids_limit: -1,
+            allowed_unsafe_sysctls: vec!["kernel.msg*".into()],
         },
         policy: Policy::default(),
         network: watch::Sender::new(None).subscribe(),
@@ -207,6 +208,26 @@ async fn pull_and_create_errors_show_in_the_status() {
     b.fake.fail("CreateContainer", None);
     b.until("tries again", phase("Running")).await;
     r.stop.cancel();
+}
+
+#[tokio::test]
+async fn an_unsafe_sysctl_is_refused_before_anything_is_made() {
+    let b = bench();
+    let with = |name: &str| {
+        let sysctls = json!([{"name": name, "value": "1"}]);
+        pod(json!({"securityContext": {"sysctls": sysctls}, "containers": [{"name": "m", "image": "busybox:1"}]}))
+    };
+    let r = b.start(with("kernel.shmmax"));
+    let s = b.until("refused", phase("Failed")).await;
+    assert_eq!(s.reason.as_deref(), Some("SysctlForbidden"));
+    assert_eq!(s.message.as_deref(), Some("Pod was rejected: forbidden sysctl: \"kernel.shmmax\" not allowlisted"));
+    assert!(b.fake.changes().is_empty());
+    r.desired.send_modify(|d| d.removed = true);
+    assert_eq!(r.task.await.unwrap(), Outcome::Gone);
+    let r = b.start(with("kernel.msgmax"));
+    b.until("allowed by the configuration", phase("Running")).await;
+    r.stop.cancel();
+    r.task.await.unwrap();
 }
 
 #[tokio::test]

@@ -42,6 +42,11 @@ pub fn old_kubectl(lab: &Lab) -> Result<()> {
     ensure!(text(&output.stderr).starts_with("err\n"), "{output:?}");
     let output = kubectl(&["exec", "-i", "box", "--", "sh", "-c", "cat; echo after"], b"before\n")?;
     ensure!(output.stdout == b"before\nafter\n", "{output:?}");
+    // It explains and validates from OpenAPI v2.
+    let output = kubectl(&["explain", "deployment.spec.replicas"], b"")?;
+    ensure!(text(&output.stdout).contains("Number of desired pods"), "{output:?}");
+    let output = kubectl(&["apply", "-f", "-"], b"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: old}\ndada: {}\n")?;
+    ensure!(text(&output.stderr).contains("unknown field \"dada\""), "{output:?}");
     there_and_back("kubectl 1.20", if full() { 100_000_000 } else { 10_000_000 }, kubectl)?;
     let mut terminal = Command::new("python3");
     terminal.args(["-c", include_str!("terminal.py")]).arg(&program).arg("--kubeconfig").arg(&kubeconfig);
