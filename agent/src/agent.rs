@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kube_common::notify;
 use kube_common::serve::{Endpoints, HealthServer, ListenError};
 use kube_common::tasks::Tasks;
 use tokio::sync::{Notify, mpsc, watch};
@@ -31,7 +32,7 @@ use crate::source::{Feed, api, file};
 use crate::status::manager::Statuses;
 use crate::sync::{Policy, backoff};
 use crate::worker::NodeContext;
-use crate::{mirror, network, notify};
+use crate::{mirror, network};
 
 /// Events of the runtime that may wait.
 const HINT_QUEUE: usize = 1024;
@@ -213,7 +214,7 @@ pub async fn run(
     info!(runtime = version.name, version = version.version, "container runtime answers");
     let pleg = Pleg::new(runtime.clone(), metrics.clone());
     first_list(&pleg, &stop).await;
-    notify::send("READY=1");
+    notify::send(notify::READY);
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
     if version.name == "containerd" {
         let socket = socket_path(&config.kubelet.container_runtime_endpoint);
@@ -338,6 +339,7 @@ pub async fn run(
     }
     tasks.spawn("pod-workers", manager.run(ended, stop.clone()));
     stop.cancelled().await;
+    notify::send(notify::STOPPING);
     // What is not done by then the next agent finds in the runtime, as after a kill.
     if let Err(late) = tasks.ended(STOP_LIMIT).await {
         warn!("leaving without waiting longer for: {}", late.join(", "));

@@ -25,7 +25,6 @@ pub mod mirror;
 pub mod network;
 pub mod node;
 pub mod node_materials;
-pub mod notify;
 pub mod pleg;
 pub mod pod;
 pub mod probe;

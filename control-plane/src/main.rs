@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -12,12 +13,20 @@ use keelson_control_plane::http::tls::Listener;
 use keelson_control_plane::pki::{self, Authority, Pki, Subject};
 use keelson_control_plane::run;
 use keelson_control_plane::server::Config;
+use keelson_control_plane::store::Store;
 use keelson_controllers as controllers;
 use kube::Client;
+use kube_common::notify::{self, Progress};
 use tokio_util::sync::CancellationToken;
 
 mod dns;
 mod eviction;
+
+/// How often the store is read as a sign of life.
+const BEAT: Duration = Duration::from_secs(2);
+/// Without an answer of the store for so long the service manager gets no more signs of life. A commit on a slow disk takes
+/// seconds at worst, a compaction of a large store a few more.
+const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 #[derive(Parser)]
 #[command(
@@ -164,6 +173,7 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
     let shutdown = kube_common::shutdown::on_signals()?;
     let mut tasks = tokio::task::JoinSet::new();
     let mut pages = None;
+    let mut store = None;
     let (scheduler_client, controllers_client, dns_client, root_ca) = if wanted(Part::Apiserver) {
         if args.kubeconfig.is_some() {
             bail!("--kubeconfig is for a process without an API server: drop it, or leave apiserver out of --only");
@@ -173,6 +183,7 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
         let clients =
             (client("system:kube-scheduler"), client("system:kube-controller-manager"), client("system:kube-dns"));
         pages = Some(server.metrics.endpoints.clone());
+        store = Some(Arc::clone(&server.store));
         tasks.spawn({
             let shutdown = shutdown.clone();
             async move {
@@ -206,6 +217,10 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
         let shutdown = shutdown.clone();
         tasks.spawn(async move { server.run(dns_client, shutdown).await.map_err(anyhow::Error::from) });
     }
+    let progress = Progress::default();
+    tokio::spawn(beat(store, progress.clone()));
+    let telling = tokio::spawn(notify::report(progress.clone(), "starting", STUCK_AFTER, shutdown.clone()));
+    progress.set_ready();
     let mut outcome = Ok(());
     while let Some(ended) = tasks.join_next().await {
         let ended = ended.map_err(|e| anyhow!("a part died: {e}")).and_then(|result| result);
@@ -218,8 +233,25 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
             outcome = ended.and(Err(anyhow!("a part ended by itself")));
         }
     }
+    let _ = telling.await;
     tracing::info!("stopped");
     outcome
+}
+
+/// Signs of life: the runtime still runs tasks, and the store, if there is one, answers.
+async fn beat(store: Option<Arc<dyn Store>>, progress: Progress) {
+    let mut ticks = tokio::time::interval(BEAT);
+    loop {
+        ticks.tick().await;
+        let alive = match &store {
+            // No such key is needed: the answer is the sign.
+            Some(store) => store.get("/").await.is_ok(),
+            None => true,
+        };
+        if alive {
+            progress.turn();
+        }
+    }
 }
 
 fn advertise_address(args: &Serve) -> anyhow::Result<IpAddr> {

@@ -5,16 +5,21 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use keelson_dataplane::config::{self, Config};
-use keelson_dataplane::run::{RunError, run};
+use keelson_dataplane::run::{RunError, run_watched};
 use keelson_dataplane::{status, sysctl};
+use kube_common::notify::{self, Progress};
 
 const EXIT_FAILURE: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
 const EXIT_FEATURES: u8 = 3;
+/// A loop that has not turned for so long gives no more signs of life. A full sync of 10,000 Services takes under a second, on a
+/// slow machine some.
+const STUCK_AFTER: Duration = Duration::from_secs(20);
 
 /// The service proxy of a node: Services to nftables.
 #[derive(Parser)]
@@ -89,8 +94,14 @@ fn serve_with(config: Config) -> anyhow::Result<()> {
     runtime.block_on(async {
         let shutdown = kube_common::shutdown::on_signals().context("installing signal handlers")?;
         let client = client(&config).await?;
-        run(config, client, shutdown).await?;
-        Ok(())
+        let progress = Progress::default();
+        let waiting = "waiting for the API server's Services and EndpointSlices";
+        let telling = tokio::spawn(notify::report(progress.clone(), waiting, STUCK_AFTER, shutdown.clone()));
+        let outcome = run_watched(config, client, progress, shutdown.clone()).await;
+        // Also when it failed: the service manager then hears of the end at once.
+        shutdown.cancel();
+        let _ = telling.await;
+        Ok(outcome?)
     })
 }
 

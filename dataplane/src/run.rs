@@ -10,6 +10,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use keelson_netfilter::conntrack::KernelConntrack;
 use keelson_netfilter::nft::{Change, Family as NftFamily, KernelNft, Nft, NftError};
+use kube_common::notify::Progress;
 use kube_common::serve::{Endpoints, HealthServer, ListenError, PageAnswer};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -36,6 +37,8 @@ const COALESCE_MAX: Duration = Duration::from_millis(50);
 const RETRY: Duration = Duration::from_secs(1);
 /// Foreign changes usually come several at a time.
 const REPAIR_DELAY: Duration = Duration::from_millis(100);
+/// An idle loop turns this often, as a sign of life.
+const BEAT: Duration = Duration::from_secs(2);
 /// Triggers older than this are not worth a latency sample (a restart, a clock jump).
 const MAX_TRIGGER_AGE_SECONDS: f64 = 3600.0;
 /// By upstream's controller, on slices.
@@ -111,6 +114,19 @@ fn open_engine(config: &Config, node_name: &str) -> Result<(Engine, Vec<u32>), R
 /// # Errors
 /// See [`RunError`].
 pub async fn run(config: Config, client: kube::Client, shutdown: CancellationToken) -> Result<(), RunError> {
+    run_watched(config, client, Progress::default(), shutdown).await
+}
+
+/// Like [`run`], and tells how far it is: ready after the first full sync, and each turn of the loop.
+///
+/// # Errors
+/// See [`RunError`].
+pub async fn run_watched(
+    config: Config,
+    client: kube::Client,
+    progress: Progress,
+    shutdown: CancellationToken,
+) -> Result<(), RunError> {
     let node_name = node_name(&config)?;
     let (engine, own_ports) = open_engine(&config, &node_name)?;
     crate::sysctl::apply(&config);
@@ -141,6 +157,7 @@ pub async fn run(config: Config, client: kube::Client, shutdown: CancellationTok
         foreign: Some(foreign),
         first_sync: Some(first_sync),
         tracking: Tracking::default(),
+        progress,
     }
     .run(&stop)
     .await;
@@ -204,13 +221,16 @@ struct Loop {
     foreign: Option<mpsc::Receiver<Change>>,
     first_sync: Option<tokio::sync::oneshot::Sender<()>>,
     tracking: Tracking,
+    progress: Progress,
 }
 
 impl Loop {
     async fn run(mut self, stop: &CancellationToken) -> Result<(), RunError> {
         let mut due: Option<Instant> = None;
         let mut first: Option<Instant> = None;
+        let mut beat = tokio::time::interval(BEAT);
         loop {
+            self.progress.turn();
             let deadline = due;
             let timer = async move {
                 match deadline {
@@ -237,6 +257,7 @@ impl Loop {
                         self.metrics.last_queued.set(unix_now());
                     }
                 }
+                _ = beat.tick() => {}
                 () = timer => {
                     first = None;
                     due = if !self.ready() || self.sync().await? { None } else { Some(Instant::now() + RETRY) };
@@ -294,6 +315,7 @@ impl Loop {
                     }
                 }
                 self.health.synced();
+                self.progress.set_ready();
                 if let Some(first) = self.first_sync.take() {
                     let _ = first.send(());
                 }

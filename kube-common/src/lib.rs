@@ -7,6 +7,7 @@ pub mod backoff;
 pub mod config;
 pub mod duration;
 pub mod logging;
+pub mod notify;
 mod process;
 pub mod quantity;
 pub mod selector;

@@ -10,6 +10,7 @@ mod images;
 mod machine;
 mod net;
 mod process;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -111,6 +112,11 @@ enum Order {
     },
     /// Take programs that were built since `up` and restart the services that run them.
     Reload,
+    /// The same on virtual machines: systemd, cgroup v2, other kernels.
+    Vm {
+        #[command(subcommand)]
+        order: vm::Order,
+    },
     #[command(hide = true)]
     Machine(SpecFile),
     #[command(hide = true)]
@@ -259,6 +265,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             println!("{machine} runs");
         }
         Order::Reload => up::reload(&places, name)?,
+        Order::Vm { order } => return Ok(code(vm::run(&places, name, order)?)),
         Order::Registry { images, listen } => images::registry::serve(&images, listen)?,
         Order::Machine(_) | Order::MachineInit(_) | Order::Enter { .. } => {}
     }

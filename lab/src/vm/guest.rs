@@ -1,0 +1,235 @@
+//! `lab-guest`: the guest's end of the command channel. It runs in a virtual machine, started by systemd from the unit that the
+//! initrd left in `/run`, so that nothing of it is in the machine's own file system.
+//!
+//! Every port is served by a thread of its own and has one session at a time: a command or a connection. When the host goes away the
+//! command's process group is killed.
+
+mod wire;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use wire::{Kind, MAX_PAYLOAD, Request};
+
+/// Where the kernel lists the ports.
+const PORTS: &str = "/sys/class/virtio-ports";
+/// How the names of ours begin.
+const PREFIX: &str = "keelson.";
+/// How often a port without a host is looked at. The kernel has no event for a host that comes.
+const IDLE: Duration = Duration::from_millis(40);
+/// The same for ports that are seldom used.
+const IDLE_SPARE: Duration = Duration::from_millis(200);
+/// The host takes the first free port: those from this number on are spare.
+const SPARE: usize = 4;
+/// What a command has left in its pipes is waited for so long after its end: a daemon that it has started may keep them open.
+const DRAIN: Duration = Duration::from_secs(2);
+
+type Port = Arc<Mutex<File>>;
+
+fn main() {
+    let mut threads = Vec::new();
+    for (number, path) in ports() {
+        let idle = if number < SPARE { IDLE } else { IDLE_SPARE };
+        threads.push(thread::spawn(move || {
+            if let Err(error) = serve(&path, idle) {
+                eprintln!("lab-guest: {}: {error}", path.display());
+            }
+        }));
+    }
+    for thread in threads {
+        let _ = thread.join();
+    }
+}
+
+/// The device files of our ports. The driver may still be adding them: waits until there are some and no more come.
+fn ports() -> Vec<(usize, PathBuf)> {
+    let mut before = Vec::new();
+    loop {
+        let mut found: Vec<(usize, PathBuf)> = fs::read_dir(PORTS)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| {
+                let name = fs::read_to_string(entry.path().join("name")).ok()?;
+                let number = name.trim().strip_prefix(PREFIX)?.parse().ok()?;
+                Some((number, PathBuf::from("/dev").join(entry.file_name())))
+            })
+            .filter(|(_, path)| path.exists())
+            .collect();
+        found.sort();
+        if !found.is_empty() && found == before {
+            return found;
+        }
+        before = found;
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// What runs for the present session of a port.
+struct Session {
+    number: u32,
+    input: Option<Input>,
+    group: Option<Pid>,
+}
+
+enum Input {
+    Command(ChildStdin),
+    Connection(TcpStream),
+}
+
+impl Session {
+    fn take(&mut self, bytes: &[u8]) {
+        let result = match &mut self.input {
+            Some(Input::Command(pipe)) => pipe.write_all(bytes),
+            Some(Input::Connection(stream)) => stream.write_all(bytes),
+            None => Ok(()),
+        };
+        // Who does not read its input any more says the rest by its exit code.
+        if result.is_err() {
+            self.input = None;
+        }
+    }
+
+    fn end_input(&mut self) {
+        if let Some(Input::Connection(stream)) = &self.input {
+            let _ = stream.shutdown(Shutdown::Write);
+        } else {
+            self.input = None;
+        }
+    }
+
+    fn kill(self) {
+        if let Some(group) = self.group {
+            let _ = killpg(group, Signal::SIGKILL);
+        }
+        if let Some(Input::Connection(stream)) = self.input {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn serve(path: &PathBuf, idle: Duration) -> io::Result<()> {
+    let mut reader = OpenOptions::new().read(true).write(true).open(path)?;
+    let port: Port = Arc::new(Mutex::new(reader.try_clone()?));
+    let mut session: Option<Session> = None;
+    loop {
+        let Some(frame) = wire::read(&mut reader)? else {
+            if let Some(gone) = session.take() {
+                gone.kill();
+            }
+            thread::sleep(idle);
+            continue;
+        };
+        match frame.kind {
+            Kind::Hello => {
+                if let Some(old) = session.take() {
+                    old.kill();
+                }
+                session = begin(&port, frame.session, &frame.payload);
+            }
+            Kind::Input => {
+                if let Some(session) = session.as_mut().filter(|session| session.number == frame.session) {
+                    session.take(&frame.payload);
+                }
+            }
+            Kind::InputEnd => {
+                if let Some(session) = session.as_mut().filter(|session| session.number == frame.session) {
+                    session.end_input();
+                }
+            }
+            Kind::Welcome | Kind::Output | Kind::Errors | Kind::Exit | Kind::Refused => {}
+        }
+    }
+}
+
+fn send(port: &Port, session: u32, kind: Kind, payload: &[u8]) {
+    if let Ok(mut file) = port.lock() {
+        // A host that is gone reads nothing any more.
+        let _ = wire::write(&mut *file, session, kind, payload);
+    }
+}
+
+fn begin(port: &Port, number: u32, payload: &[u8]) -> Option<Session> {
+    send(port, number, Kind::Welcome, &[]);
+    let begun = match serde_json::from_slice(payload) {
+        Ok(Request::Run { command }) => run(port, number, &command).map_err(|error| format!("{command:?}: {error}")),
+        Ok(Request::Connect { address }) => connect(port, number, &address).map_err(|e| format!("{address}: {e}")),
+        Err(error) => Err(format!("no request that this guest knows: {error}")),
+    };
+    match begun {
+        Ok(session) => Some(session),
+        Err(reason) => {
+            send(port, number, Kind::Refused, reason.as_bytes());
+            None
+        }
+    }
+}
+
+fn run(port: &Port, number: u32, command: &[String]) -> io::Result<Session> {
+    let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env("HOME", "/root")
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/keelson/bin")
+        .current_dir("/root")
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let group = i32::try_from(child.id()).ok().map(Pid::from_raw);
+    let input = child.stdin.take().map(Input::Command);
+    let (done, ended) = channel();
+    for (pipe, kind) in [
+        (child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>), Kind::Output),
+        (child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>), Kind::Errors),
+    ] {
+        let (Some(pipe), port, done) = (pipe, Arc::clone(port), done.clone()) else { continue };
+        thread::spawn(move || {
+            copy(pipe, &port, number, kind);
+            let _ = done.send(());
+        });
+    }
+    drop(done);
+    let port = Arc::clone(port);
+    thread::spawn(move || finish(child, &ended, &port, number));
+    Ok(Session { number, input, group })
+}
+
+fn copy(mut from: impl Read, port: &Port, number: u32, kind: Kind) {
+    let mut buffer = vec![0; MAX_PAYLOAD];
+    while let Ok(length) = from.read(&mut buffer) {
+        if length == 0 {
+            return;
+        }
+        send(port, number, kind, &buffer[..length]);
+    }
+}
+
+fn finish(mut child: Child, ended: &Receiver<()>, port: &Port, number: u32) {
+    let code = child.wait().map_or(255, |status| status.code().unwrap_or(128 + status.signal().unwrap_or_default()));
+    // Both copies end, or what is left belongs to a daemon.
+    while ended.recv_timeout(DRAIN).is_ok() {}
+    send(port, number, Kind::Exit, &code.to_le_bytes());
+}
+
+fn connect(port: &Port, number: u32, address: &str) -> io::Result<Session> {
+    let stream = TcpStream::connect(address)?;
+    let (reader, port) = (stream.try_clone()?, Arc::clone(port));
+    thread::spawn(move || {
+        copy(reader, &port, number, Kind::Output);
+        send(&port, number, Kind::Exit, &0i32.to_le_bytes());
+    });
+    Ok(Session { number, input: Some(Input::Connection(stream)), group: None })
+}

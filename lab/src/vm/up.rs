@@ -1,0 +1,366 @@
+//! Making a lab of guests: boxes, machines, the cluster in them. Again: makes it whole.
+
+use std::fs::{self, File};
+use std::net::{TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use super::boxes::{self, BaseImage};
+use super::bundle::{self, Bundle};
+use super::plan::{self, CONTROL_PLANE, Machine, Record};
+use super::qemu::Accelerator;
+use super::recipe::Os;
+use super::{BUSYBOX, VmError, accel, channel, power, qemu};
+use crate::cluster::kubectl::Kubectl;
+use crate::cluster::store::Places;
+use crate::fsx;
+
+/// File with the record.
+const RECORD: &str = "vm.json";
+/// How long a guest may take until its channel answers: three on two busy cores, translated.
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
+/// How long nodes may take to be Ready after they were set up.
+const READY_LIMIT: Duration = Duration::from_secs(240);
+/// Static program that is the guest's end of the channel.
+const GUEST: &str = "lab-guest";
+/// The drive with the bundle, as a guest sees it.
+const BUNDLE_DRIVE: &str = "/dev/vdb";
+/// Where the control plane puts what nodes need to join.
+const JOIN: &str = "/var/lib/keelson/join";
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// How many workers; those that are there, or one.
+    pub nodes: Option<u8>,
+    /// Distributions, in turn.
+    pub os: Vec<Os>,
+    /// Only machines, without a cluster in them.
+    pub bare: bool,
+    /// More flags of the control plane.
+    pub control_plane_args: Vec<String>,
+}
+
+/// A lab that exists.
+#[derive(Clone, Debug)]
+pub struct VmLab {
+    /// Its name.
+    pub name: String,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// What it consists of.
+    pub record: Record,
+}
+
+impl VmLab {
+    /// The lab of this name.
+    pub fn open(places: &Places, name: &str) -> Result<Self, VmError> {
+        let folder = plan::folder(&places.labs, name);
+        let path = folder.join(RECORD);
+        let Ok(text) = fs::read_to_string(&path) else { return Err(VmError::Absent(name.to_owned())) };
+        let record = serde_json::from_str(&text).map_err(|source| VmError::Record { path, source })?;
+        Ok(Self { name: name.to_owned(), folder, record })
+    }
+
+    /// The folder of a machine.
+    pub fn machine_folder(&self, machine: &str) -> PathBuf {
+        self.folder.join(machine)
+    }
+
+    /// A machine by name, with its folder.
+    pub fn machine(&self, name: &str) -> Result<(Machine, PathBuf), VmError> {
+        let machines = self.record.machines();
+        let known: Vec<String> = machines.iter().map(|machine| machine.name.clone()).collect();
+        let found = machines.into_iter().find(|machine| machine.name == name);
+        found.map(|machine| (machine, self.machine_folder(name))).ok_or_else(|| VmError::NoMachine {
+            lab: self.name.clone(),
+            machine: name.to_owned(),
+            known: known.join(", "),
+        })
+    }
+
+    /// The administrator's kubeconfig; its server is only reachable from guests.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.join("kubeconfig")
+    }
+
+    /// Opens a port of this host that leads to the API server; gives its URL. As long as this process lives.
+    pub fn api(&self) -> Result<String, VmError> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(VmError::Local)?;
+        let address = listener.local_addr().map_err(VmError::Local)?;
+        channel::forward(listener, &self.machine_folder(CONTROL_PLANE), "127.0.0.1:6443");
+        Ok(format!("https://{address}"))
+    }
+}
+
+/// Keeps two commands apart.
+pub fn lock(folder: &Path) -> Result<Flock<File>, VmError> {
+    fsx::create_dir(folder)?;
+    let path = folder.join("lock");
+    let file = File::create(&path).map_err(fsx::fail("open", &path))?;
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| VmError::Busy(name))
+}
+
+/// Makes the lab.
+pub fn run(places: &Places, name: &str, wish: &Wish) -> Result<(), VmError> {
+    let folder = plan::folder(&places.labs, name);
+    let _lock = lock(&folder)?;
+    let lab = record(places, name, &folder, wish)?;
+    let begun = Instant::now();
+    let bundle = if wish.bare { Bundle::default() } else { Bundle::gather(places)? };
+    bundle.write_archive(&folder.join(qemu::BUNDLE))?;
+    let machines = lab.record.machines();
+    let mut started = Vec::new();
+    for (machine, base, accelerator) in prepare(places, &lab, &machines)? {
+        if start(places, &lab, &machine, &base, accelerator)? {
+            started.push(machine.name);
+        }
+    }
+    let answers = each(&machines, |machine| {
+        channel::ask(&lab.machine_folder(&machine.name), &["true"], &[], BOOT_LIMIT)?;
+        println!("{:<14} answers after {:.1} s", machine.name, begun.elapsed().as_secs_f64());
+        Ok(())
+    });
+    answers?;
+    if wish.bare {
+        return Ok(());
+    }
+    each(&machines, |machine| {
+        let part = bundle.part(machine.is_control_plane());
+        hand_over(&lab.machine_folder(&machine.name), &part, started.contains(&machine.name))?;
+        println!("{:<14} has its programs after {:.1} s", machine.name, begun.elapsed().as_secs_f64());
+        Ok(())
+    })?;
+    let kubectl = provision(places, &lab, &machines, wish, begun)?;
+    wait_ready(&lab, &kubectl, begun)?;
+    println!("\nTry next:");
+    println!("  lab --name {name} vm kubectl get nodes -o wide");
+    println!("  lab --name {name} vm ssh node-1");
+    println!("  lab --name {name} vm down");
+    Ok(())
+}
+
+fn record(places: &Places, name: &str, folder: &Path, wish: &Wish) -> Result<VmLab, VmError> {
+    let known = match VmLab::open(places, name) {
+        Ok(lab) => Some(lab.record),
+        Err(VmError::Absent(_)) => None,
+        Err(error) => return Err(error),
+    };
+    let nodes = wish.nodes.unwrap_or_else(|| known.as_ref().map_or(1, |known| known.nodes.len() as u8));
+    if nodes == 0 || nodes > plan::MAX_NODES {
+        return Err(VmError::Nodes(nodes));
+    }
+    let mut record = Record::new(known.as_ref().map_or(0, |known| known.number), nodes, &wish.os);
+    if let Some(known) = known {
+        // A machine keeps its distribution, and none is taken away.
+        let kept = known.nodes.len().min(record.nodes.len());
+        record.nodes[..kept].copy_from_slice(&known.nodes[..kept]);
+        record.nodes.extend(known.nodes.iter().skip(record.nodes.len()));
+    } else {
+        record.number = free_number(places)?;
+    }
+    let text = serde_json::to_string_pretty(&record).unwrap_or_default();
+    fsx::write_atomic(&folder.join(RECORD), &text)?;
+    Ok(VmLab { name: name.to_owned(), folder: folder.to_path_buf(), record })
+}
+
+/// A number that no lab of this folder has and whose network nobody on this host uses.
+fn free_number(places: &Places) -> Result<u8, VmError> {
+    let labs = plan::root(&places.labs).join("labs");
+    let taken: Vec<u8> = fs::read_dir(&labs)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| VmLab::open(places, &entry.file_name().to_string_lossy()).ok())
+        .map(|lab| lab.record.number)
+        .collect();
+    (1..=plan::MAX_NUMBER)
+        .filter(|number| !taken.contains(number))
+        .find(|number| UdpSocket::bind(("0.0.0.0", plan::port(*number))).is_ok())
+        .ok_or(VmError::NoNumber)
+}
+
+type Prepared = (Machine, BaseImage, Accelerator);
+
+/// The boxes of the machines, and what runs them.
+fn prepare(places: &Places, lab: &VmLab, machines: &[Machine]) -> Result<Vec<Prepared>, VmError> {
+    let root = plan::root(&places.labs);
+    let mut bases: Vec<(Os, BaseImage)> = Vec::new();
+    for machine in machines {
+        if bases.iter().any(|(os, _)| *os == machine.os) {
+            continue;
+        }
+        let begun = Instant::now();
+        let base = boxes::get(&root, machine.os, false)?;
+        let made = if base.made { "made" } else { "found made" };
+        println!("{:<14} box {made} ({:.1} s, {} MiB)", machine.os, begun.elapsed().as_secs_f64(), base.size() >> 20);
+        bases.push((machine.os, base));
+    }
+    let kernel = bases.first().map(|(_, base)| base.kernel()).ok_or(VmError::Nodes(0))?;
+    let accelerator = accel::choose(&root, &kernel)?;
+    println!("{:<14} {} machines on {accelerator:?}", lab.name, machines.len());
+    let of = |os| bases.iter().find(|(known, _)| *known == os).map(|(_, base)| base.clone());
+    Ok(machines.iter().filter_map(|machine| Some((machine.clone(), of(machine.os)?, accelerator))).collect())
+}
+
+fn start(
+    places: &Places,
+    lab: &VmLab,
+    machine: &Machine,
+    base: &BaseImage,
+    accelerator: Accelerator,
+) -> Result<bool, VmError> {
+    let busybox = fs::read(BUSYBOX).map_err(fsx::fail("read", Path::new(BUSYBOX)))?;
+    let path = places.program(GUEST).ok_or(VmError::NoGuest)?;
+    let guest = fs::read(&path).map_err(fsx::fail("read", &path))?;
+    power::on(&lab.machine_folder(&machine.name), machine, lab.record.number, base, (&busybox, &guest), accelerator)
+}
+
+/// Boots one machine that is off, and waits until it answers.
+pub fn boot(places: &Places, lab: &VmLab, name: &str) -> Result<(), VmError> {
+    let (machine, folder) = lab.machine(name)?;
+    for (machine, base, accelerator) in prepare(places, lab, std::slice::from_ref(&machine))? {
+        start(places, lab, &machine, &base, accelerator)?;
+    }
+    channel::ask(&folder, &["true"], &[], BOOT_LIMIT).map(drop)
+}
+
+/// Does something for every machine at once; the first error.
+fn each(machines: &[Machine], work: impl Fn(&Machine) -> Result<(), VmError> + Sync) -> Result<(), VmError> {
+    let results: Vec<Result<(), VmError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = machines.iter().map(|machine| scope.spawn(|| work(machine))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(Err(VmError::NoGuest))).collect()
+    });
+    results.into_iter().collect()
+}
+
+/// Unpacks a bundle in a machine: from its drive if that is the present one, else over the channel.
+fn hand_over(folder: &Path, part: &Bundle, from_drive: bool) -> Result<(), VmError> {
+    if !from_drive {
+        return channel::unpack(folder, bundle::INSIDE, |to| part.append(to));
+    }
+    let mut words = vec!["tar", "-x", "-C", bundle::INSIDE, "-f", BUNDLE_DRIVE];
+    words.extend(part.names());
+    channel::checked(folder, &["mkdir", "-p", bundle::INSIDE])?;
+    channel::checked(folder, &words).map(drop)
+}
+
+fn provision(
+    places: &Places,
+    lab: &VmLab,
+    machines: &[Machine],
+    wish: &Wish,
+    begun: Instant,
+) -> Result<Kubectl, VmError> {
+    let seconds = || begun.elapsed().as_secs_f64();
+    let (first, workers) = machines.split_first().ok_or(VmError::Nodes(0))?;
+    let control_plane = lab.machine_folder(&first.name);
+    let script = format!("{}/provision.sh", bundle::INSIDE);
+    let address = first.address.to_string();
+    let options = wish.control_plane_args.join(" ");
+    let words = [&script, "control-plane", "--from", bundle::INSIDE, "--address", &address, "--options", &options];
+    channel::checked(&control_plane, &words)?;
+    let text = channel::checked(&control_plane, &["cat", "/var/lib/keelson/control-plane/admin.kubeconfig"])?;
+    write_private(&lab.kubeconfig(), &text)?;
+    println!("{:<14} set up after {:.1} s", first.name, seconds());
+    let server = format!("https://{address}:6443");
+    let mut words = vec![script.as_str(), "credentials", "--to", JOIN, "--server", &server];
+    words.extend(workers.iter().map(|machine| machine.name.as_str()));
+    channel::checked(&control_plane, &words)?;
+    each(workers, |machine| {
+        let folder = lab.machine_folder(&machine.name);
+        join(&control_plane, &folder, &machine.name)?;
+        let address = machine.address.to_string();
+        let credentials = format!("{}/credentials", bundle::INSIDE);
+        let words = [
+            &script,
+            "node",
+            "--from",
+            bundle::INSIDE,
+            "--credentials",
+            &credentials,
+            "--name",
+            &machine.name,
+            "--address",
+            &address,
+        ];
+        channel::checked(&folder, &words)?;
+        println!("{:<14} set up after {:.1} s", machine.name, seconds());
+        Ok(())
+    })?;
+    Ok(Kubectl::find(places, &lab.kubeconfig())?)
+}
+
+/// Carries a node's credentials from the control plane to it.
+fn join(control_plane: &Path, node: &Path, name: &str) -> Result<(), VmError> {
+    let from = format!("{JOIN}/{name}");
+    let archive = channel::ask(control_plane, &["tar", "-c", "-C", &from, "."], &[], channel::ANSWER_LIMIT)?;
+    let script = format!("umask 077; mkdir -p {0}/credentials && tar -x -C {0}/credentials", bundle::INSIDE);
+    let outcome = channel::ask(node, &["sh", "-c", &script], &archive.output, channel::ANSWER_LIMIT)?;
+    if archive.code == 0 && outcome.code == 0 {
+        return Ok(());
+    }
+    Err(VmError::InGuest {
+        machine: name.to_owned(),
+        command: format!("carrying {from} to the node"),
+        code: archive.code.max(outcome.code),
+        output: String::from_utf8_lossy(&[archive.errors, outcome.errors].concat()).into_owned(),
+    })
+}
+
+/// The file holds the administrator's key.
+fn write_private(path: &Path, text: &str) -> Result<(), VmError> {
+    use std::os::unix::fs::PermissionsExt;
+    fsx::write_atomic(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(fsx::fail("make private", path))?;
+    Ok(())
+}
+
+fn wait_ready(lab: &VmLab, kubectl: &Kubectl, begun: Instant) -> Result<(), VmError> {
+    let server = format!("--server={}", lab.api()?);
+    let wanted = lab.record.nodes.len();
+    let end = Instant::now() + READY_LIMIT;
+    loop {
+        let list = kubectl.json(&[&server, "--request-timeout=20s", "get", "nodes"]);
+        let ready = |node: &&serde_json::Value| {
+            let conditions = node.pointer("/status/conditions").and_then(serde_json::Value::as_array);
+            conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
+        };
+        let count = list
+            .as_ref()
+            .ok()
+            .and_then(|list| list["items"].as_array())
+            .map_or(0, |nodes| nodes.iter().filter(ready).count());
+        if count >= wanted {
+            println!("{:<14} {count} nodes Ready after {:.1} s", lab.name, begun.elapsed().as_secs_f64());
+            return Ok(());
+        }
+        if Instant::now() >= end {
+            let known = list.map_or_else(|error| error.to_string(), |_| format!("{count} of {wanted} are"));
+            return Err(VmError::NotReady {
+                known,
+                log: format!("lab --name {} vm run node-1 -- journalctl -u keelson-agent", lab.name),
+            });
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Ends every machine and removes the lab; false when there is none.
+pub fn down(places: &Places, name: &str) -> Result<bool, VmError> {
+    let folder = plan::folder(&places.labs, name);
+    if !folder.exists() {
+        return Ok(false);
+    }
+    let _lock = lock(&folder)?;
+    for entry in fs::read_dir(&folder).map_err(fsx::fail("list", &folder))?.flatten() {
+        if entry.path().join(qemu::PID).exists() {
+            power::off(&entry.path())?;
+        }
+    }
+    fsx::remove_tree(&folder)?;
+    Ok(true)
+}
