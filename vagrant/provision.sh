@@ -142,12 +142,17 @@ END
 # Images are imported once each, by the name of their archive, which carries a hash.
 images() {
     mkdir -p /var/lib/keelson/images
+    marks=
     for archive in "$from"/images/*; do
         [ -f "$archive" ] || continue
         mark=/var/lib/keelson/images/$(basename "$archive")
         [ -e "$mark" ] && continue
-        ctr -n k8s.io images import "$archive" >/dev/null
-        : >"$mark"
+        { ctr -n k8s.io images import "$archive" >/dev/null && : >"$mark"; } &
+        marks="$marks $mark"
+    done
+    wait
+    for mark in $marks; do
+        [ -e "$mark" ] || die "an image could not be imported: $(basename "$mark")"
     done
 }
 

@@ -28,6 +28,8 @@ pub struct Lab {
     pub name: String,
     programs: PathBuf,
     ours: bool,
+    /// Its machines are virtual ones: `lab vm …` instead of `lab …`.
+    guests: bool,
 }
 
 /// The folder with the built programs: that of the profile this test was built with.
@@ -64,9 +66,21 @@ impl Lab {
     /// The lab of this suite, newly made, with more arguments for `lab up`.
     pub fn up(suite: &str, nodes: u8, more: &[&str]) -> Result<Self> {
         if let Ok(name) = std::env::var(USE_LAB) {
-            return Ok(Self { name, programs: programs()?, ours: false });
+            return Ok(Self { name, programs: programs()?, ours: false, guests: false });
         }
-        let lab = Self { name: format!("test-{suite}"), programs: programs()?, ours: true };
+        Self { name: format!("test-{suite}"), programs: programs()?, ours: true, guests: false }.made(nodes, more)
+    }
+
+    /// The same on virtual machines.
+    pub fn up_on_guests(suite: &str, nodes: u8, more: &[&str]) -> Result<Self> {
+        if let Ok(name) = std::env::var(USE_LAB) {
+            return Ok(Self { name, programs: programs()?, ours: false, guests: true });
+        }
+        Self { name: format!("test-{suite}"), programs: programs()?, ours: true, guests: true }.made(nodes, more)
+    }
+
+    fn made(self, nodes: u8, more: &[&str]) -> Result<Self> {
+        let lab = self;
         // One that an earlier run left behind would not be new.
         run(lab.command().arg("down"), None)?;
         run(lab.command().args(["up", "--nodes", &nodes.to_string()]).args(more), None).map_err(|error| {
@@ -78,13 +92,16 @@ impl Lab {
 
     /// A handle on a lab that this test makes and removes by itself.
     pub fn named(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), programs: programs()?, ours: true })
+        Ok(Self { name: name.to_owned(), programs: programs()?, ours: true, guests: false })
     }
 
     /// The `lab` program for this lab.
     pub fn command(&self) -> Command {
         let mut command = Command::new(self.programs.join("lab"));
         command.args(["--name", &self.name]);
+        if self.guests {
+            command.arg("vm");
+        }
         command
     }
 
@@ -141,7 +158,8 @@ impl Lab {
 
     /// Runs a command in a machine.
     pub fn node(&self, machine: &str, command: &[&str]) -> Result<String> {
-        run(self.command().args(["node", machine, "--"]).args(command), None)
+        let order = if self.guests { "run" } else { "node" };
+        run(self.command().args([order, machine, "--"]).args(command), None)
     }
 
     /// Starts, stops, restarts or kills a service.
@@ -266,6 +284,16 @@ impl Lab {
         add("pods", self.kubectl(&["--request-timeout=5s", "get", "pods", "-A", "-o", "wide"]));
         let events = ["--request-timeout=5s", "get", "events", "-A"];
         add("events", self.kubectl(&events).map(|all| last_lines(&all, 2 * LOG_LINES)));
+        if self.guests {
+            for machine in ["control-plane", "node-1", "node-2"] {
+                // A guest that is paused or stuck shall not hold the report up.
+                let mut command = Command::new("timeout");
+                command.arg("20").arg(self.program("lab")).args(["--name", &self.name, "vm", "run", machine, "--"]);
+                command.args(["journalctl", "--no-pager", "-q", "-n", "30", "-u", "keelson-*", "-u", "containerd"]);
+                add(machine, run(&mut command, None));
+            }
+            return text;
+        }
         let folder = self.folder().unwrap_or_default();
         for machine in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             for log in std::fs::read_dir(machine.path().join("log")).into_iter().flatten().flatten() {

@@ -34,6 +34,11 @@ pub fn main_with(suite: &str, nodes: u8, up: &[&str], tests: &[Test]) -> ExitCod
     run(suite, tests, || Lab::up(suite, nodes, up))
 }
 
+/// Like [`main_with`], on virtual machines.
+pub fn main_on_guests(suite: &str, nodes: u8, up: &[&str], tests: &[Test]) -> ExitCode {
+    run(suite, tests, || Lab::up_on_guests(suite, nodes, up))
+}
+
 /// Like [`main`], for tests that make their labs themselves: the lab they are given does not exist.
 pub fn main_without_lab(suite: &str, tests: &[Test]) -> ExitCode {
     run(suite, tests, || Lab::named(&format!("test-{suite}")))

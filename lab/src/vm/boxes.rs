@@ -196,7 +196,8 @@ fn kernel(system: &Path) -> Result<(PathBuf, String), VmError> {
 
 fn modules(from: &Path, to: &Path) -> Result<(), VmError> {
     let dependencies = fsx::read(&from.join("modules.dep"))?;
-    let files = initrd::order(&dependencies, initrd::MODULES).map_err(VmError::NoModule)?;
+    let builtin = fsx::read(&from.join("modules.builtin"))?;
+    let files = initrd::order(&dependencies, &builtin, initrd::MODULES).map_err(VmError::NoModule)?;
     for (place, file) in (10..).zip(&files) {
         let (path, target): (PathBuf, u32) = (from.join(file), place);
         let target = to.join(format!("{target}-{}.ko", initrd::module_name(file)));

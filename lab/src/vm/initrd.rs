@@ -111,14 +111,18 @@ fn pad(to: &mut Vec<u8>) {
     }
 }
 
-/// The files of `wanted` and of what they need, each after what it needs, from the text of `modules.dep`. Names use `-` and `_` alike.
+/// The files of `wanted` and of what they need, each after what it needs, from the texts of `modules.dep` and `modules.builtin`. Names use
+/// `-` and `_` alike.
 ///
 /// # Errors
 /// The first module that the kernel does not have.
-pub fn order(dependencies: &str, wanted: &[&str]) -> Result<Vec<String>, String> {
+pub fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>, String> {
     let mut files = Vec::new();
     for name in wanted {
         let same = |path: &str| module_name(path) == name.replace('-', "_");
+        if builtin.lines().any(same) {
+            continue;
+        }
         let line = dependencies.lines().find(|line| line.split_once(':').is_some_and(|(path, _)| same(path)));
         let (path, needs) = line.and_then(|line| line.split_once(':')).ok_or_else(|| (*name).to_owned())?;
         // depmod lists the nearest first, so the last is needed by all before it.
@@ -152,10 +156,16 @@ kernel/h/virtio-rng.ko.xz: kernel/v/virtio.ko.xz
 
     #[test]
     fn modules_come_after_what_they_need_and_once() {
-        let files = order(DEPENDENCIES, &["virtio_net", "virtio_rng"]).unwrap();
+        let files = order(DEPENDENCIES, "", &["virtio_net", "virtio_rng"]).unwrap();
         let names: Vec<String> = files.iter().map(|file| module_name(file)).collect();
         assert_eq!(names, ["virtio", "virtio_ring", "failover", "virtio_net", "virtio_rng"]);
-        assert_eq!(order(DEPENDENCIES, &["virtio_blk"]), Err("virtio_blk".to_owned()));
+        assert_eq!(order(DEPENDENCIES, "", &["virtio_blk"]), Err("virtio_blk".to_owned()));
+    }
+
+    #[test]
+    fn what_the_kernel_has_built_in_is_not_loaded() {
+        let builtin = "kernel/drivers/virtio/virtio_pci.ko\n";
+        assert_eq!(order(DEPENDENCIES, builtin, &["virtio_pci"]), Ok(Vec::new()));
     }
 
     #[test]

@@ -1,0 +1,98 @@
+//! Real machines: guests with systemd, cgroup v2 and kernels of their own, set up by `vagrant/provision.sh`. A control plane and a node on
+//! Debian 12, a second node on Debian 13.
+//!
+//! Not among the stages of `./dev test` without a name: guests are translated where KVM does not work, which takes many minutes.
+
+#[path = "vm/outage.rs"]
+mod outage;
+#[path = "vm/packaging.rs"]
+mod packaging;
+#[path = "vm/pods.rs"]
+mod pods;
+#[path = "vm/service.rs"]
+mod service;
+
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use keelson_tests::lab::{Lab, Space};
+use keelson_tests::suite::{self, Test};
+use serde_json::Value;
+
+/// Both nodes.
+const NODES: [&str; 2] = ["node-1", "node-2"];
+/// How long pods stay on a lost node, shortened from 300 s.
+const TOLERATION_SECONDS: u64 = 10;
+
+fn main() -> ExitCode {
+    let tests: &[Test] = &[
+        ("vagrant_takes_the_vagrantfile", packaging::vagrantfile),
+        ("both_distributions_are_set_up_and_ready", packaging::ready),
+        ("setting_a_node_up_again_restarts_nothing", packaging::again),
+        ("limits_are_in_the_unified_cgroup_tree", pods::limits),
+        ("pods_and_services_across_guests", pods::network),
+        ("logs_and_commands", pods::logs),
+        ("a_restart_of_the_services_cuts_no_connection", service::restart_under_traffic),
+        ("a_stopped_program_is_killed_by_the_watchdog", service::watchdog),
+        ("a_reboot_brings_pods_back_and_leaks_no_address", outage::reboot),
+        ("a_power_cut_loses_no_acknowledged_write", outage::power_cut),
+        ("a_node_frozen_for_two_minutes_is_replaced_and_comes_back_clean", outage::frozen),
+    ];
+    let missing = missing();
+    if !missing.is_empty() && !std::env::args().any(|argument| argument == "--list") {
+        for (name, _) in tests {
+            println!("SKIPPED {name}: there is no {missing} on this machine, and apt could not get it");
+        }
+        println!("\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
+        return ExitCode::SUCCESS;
+    }
+    let toleration = format!("--control-plane-arg=--default-unreachable-toleration-seconds={TOLERATION_SECONDS}");
+    let not_ready = format!("--control-plane-arg=--default-not-ready-toleration-seconds={TOLERATION_SECONDS}");
+    suite::main_on_guests("vm", 2, &["--os", "debian12,debian13", &toleration, &not_ready], tests)
+}
+
+/// Programs without which there is no guest.
+fn missing() -> String {
+    let absent = |program: &&str| {
+        let mut command = Command::new(program);
+        command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_err()
+    };
+    let list: Vec<&str> = ["qemu-system-x86_64", "mmdebstrap"].into_iter().filter(absent).collect();
+    list.join(" and no ")
+}
+
+/// Runs a shell script in a machine.
+fn shell(lab: &Lab, machine: &str, script: &str) -> Result<String> {
+    lab.node(machine, &["bash", "-c", script])
+}
+
+/// A node's Ready condition: `True`, `False`, `Unknown`.
+fn ready(lab: &Lab, node: &str) -> Result<String> {
+    let path = r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
+    lab.kubectl(&["--request-timeout=10s", "get", "node", node, "-o", path])
+}
+
+/// A deployment of one test server that stays on a node.
+fn pinned(name: &str, node: &str) -> String {
+    let servers = keelson_tests::manifests::servers(name, 1, &["--http=8080"]);
+    servers.replace("      containers:", &format!("      nodeName: {node}\n      containers:"))
+}
+
+/// The only pod of an app that is not being deleted.
+fn pod(space: &Space<'_>, app: &str) -> Result<Value> {
+    let pods = space.pods(&format!("app={app}"))?;
+    let mut living = pods.into_iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let first = living.next().with_context(|| format!("no pod of {app}"))?;
+    ensure!(living.next().is_none(), "more than one pod of {app}");
+    Ok(first)
+}
+
+/// Waits for a rollout as long as translated machines need.
+fn rolled_out(space: &Space<'_>, name: &str) -> Result<()> {
+    space.kubectl(&["rollout", "status", &format!("deployment/{name}"), "--timeout=240s"]).map(drop)
+}
+
+/// A script that asks an HTTP server for a path, as bash can: `ask ADDRESS PORT PATH`.
+const ASK: &str = r#"ask() { exec 3<>"/dev/tcp/$1/$2" && printf 'GET %s HTTP/1.0\r\n\r\n' "$3" >&3 && timeout 10 cat <&3 | tail -n 1; exec 3>&-; }
+"#;

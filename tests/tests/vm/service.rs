@@ -1,0 +1,87 @@
+//! What systemd does with our programs: restarts under traffic, the watchdog.
+
+use anyhow::{Result, ensure};
+use keelson_tests::lab::Lab;
+use keelson_tests::manifests;
+
+use super::{ASK, NODES, pinned, pod, ready, rolled_out, shell};
+
+/// Requests through a Service go on while agent and dataplane are restarted, and the pod is not touched.
+pub fn restart_under_traffic(lab: &Lab) -> Result<()> {
+    let space = lab.space("restart")?;
+    for node in NODES {
+        space.apply(&pinned(&format!("web-{node}"), node))?;
+        space.apply(&manifests::service(&format!("web-{node}"), &format!("web-{node}"), "ClusterIP"))?;
+    }
+    for node in NODES {
+        let app = format!("web-{node}");
+        rolled_out(&space, &app)?;
+        space.endpoints(&app, 1)?;
+        let before = pod(&space, &app)?;
+        let address = space.cluster_ip(&app)?;
+        lab.until("the Service answers", 60, || {
+            Ok(shell(lab, node, &format!("{ASK} ask {address} 80 /hostname"))?.trim() == before["metadata"]["name"])
+        })?;
+        // Asks until the services have been restarted three times, and counts.
+        let script = format!(
+            "{ASK}
+            (for i in 1 2 3; do systemctl restart keelson-agent keelson-dataplane || touch /run/failed; done; touch /run/done) &
+            good=0 bad=0
+            while [ ! -e /run/done ]; do
+                if [ \"$(ask {address} 80 /hostname)\" = {name} ]; then good=$((good + 1)); else bad=$((bad + 1)); fi
+            done
+            [ ! -e /run/failed ] || echo restart-failed
+            rm -f /run/done /run/failed
+            echo $good $bad",
+            name = before["metadata"]["name"].as_str().unwrap_or_default(),
+        );
+        let said = shell(lab, node, &script)?;
+        let counts: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        ensure!(counts.len() == 2 && counts[0] > 10 && counts[1] == 0, "{node}: good and bad answers: {said}");
+        println!("\n  {node}: {} answers during three restarts, none missing", counts[0]);
+        let after = pod(&space, &app)?;
+        let container = "/status/containerStatuses/0/containerID";
+        ensure!(before.pointer(container) == after.pointer(container), "the container was touched");
+        ensure!(ready(lab, node)? == "True", "{node} is not Ready");
+    }
+    Ok(())
+}
+
+/// SIGSTOP freezes each program in turn: systemd kills it when its signs of life are missing and starts it again; pods stay.
+pub fn watchdog(lab: &Lab) -> Result<()> {
+    let space = lab.space("watchdog")?;
+    space.apply(&pinned("kept", "node-2"))?;
+    rolled_out(&space, "kept")?;
+    let before = pod(&space, "kept")?;
+    for (machine, service) in
+        [("node-2", "keelson-agent"), ("node-2", "keelson-dataplane"), ("control-plane", "keelson-control-plane")]
+    {
+        // The units' limit is a minute or more; a shorter one from a drop-in shows the same.
+        let folder = format!("/run/systemd/system/{service}.service.d");
+        let script = format!(
+            "set -e
+            mkdir -p {folder}; printf '[Service]\\nWatchdogSec=15\\n' >{folder}/short.conf
+            systemctl daemon-reload; systemctl restart {service}
+            pid=$(systemctl show -P MainPID {service}); kill -STOP $pid
+            for i in $(seq 120); do
+                now=$(systemctl show -P MainPID {service})
+                [ $now != 0 ] && [ $now != $pid ] && systemctl -q is-active {service} && break
+                sleep 0.5
+            done
+            journalctl -u {service} --no-pager -o cat -q -b | grep -c 'Watchdog timeout'
+            systemctl show -P NRestarts {service}
+            rm -r {folder}; systemctl daemon-reload; systemctl restart {service}"
+        );
+        let said = shell(lab, machine, &script)?;
+        let counts: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        ensure!(
+            counts.len() == 2 && counts.iter().all(|count| *count >= 1),
+            "{service}: timeouts and restarts: {said}"
+        );
+    }
+    lab.until("node-2 is Ready", 120, || Ok(ready(lab, "node-2")? == "True"))?;
+    let after = pod(&space, "kept")?;
+    let container = "/status/containerStatuses/0/containerID";
+    ensure!(before.pointer(container) == after.pointer(container), "the container was touched");
+    Ok(())
+}
