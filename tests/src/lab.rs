@@ -289,7 +289,7 @@ impl Lab {
                 // A guest that is paused or stuck shall not hold the report up.
                 let mut command = Command::new("timeout");
                 command.arg("20").arg(self.program("lab")).args(["--name", &self.name, "vm", "run", machine, "--"]);
-                command.args(["journalctl", "--no-pager", "-q", "-n", "30", "-u", "keelson-*", "-u", "containerd"]);
+                command.args(["journalctl", "--no-pager", "-q", "-n", "30", "-u", "keelson-*"]);
                 add(machine, run(&mut command, None));
             }
             return text;

@@ -19,8 +19,10 @@ use crate::fsx;
 
 /// How long a guest that runs may take to begin a session; one that is booting may take much longer.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// More zeros than a frame is long: they end one that somebody has begun.
+const PADDING: usize = MAX_PAYLOAD + 1024;
 /// Then the request is sent again.
-const ASK_AGAIN: Duration = Duration::from_secs(2);
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// What a command printed, and its exit code.
 #[derive(Debug, Default)]
@@ -63,7 +65,7 @@ impl Session {
         wire::write(&mut stream, number, Kind::Hello, &payload).map_err(wire_error)?;
         let mut asked = Instant::now();
         loop {
-            match next(&mut stream, ASK_AGAIN.min(Duration::from_millis(500))).map_err(wire_error)? {
+            match next(&mut stream, Duration::from_millis(500)).map_err(wire_error)? {
                 Some(frame) if frame.session == number && frame.kind == Kind::Welcome => break,
                 Some(frame) if frame.session == number && frame.kind == Kind::Refused => {
                     return Err(VmError::Refused(String::from_utf8_lossy(&frame.payload).into_owned()));
@@ -72,7 +74,7 @@ impl Session {
                 None if Instant::now() >= end => return Err(silent()),
                 // The guest may hold half a frame of somebody who was killed.
                 None if asked.elapsed() >= ASK_AGAIN => {
-                    stream.write_all(&vec![0; wire::PADDING]).map_err(wire_error)?;
+                    stream.write_all(&vec![0; PADDING]).map_err(wire_error)?;
                     wire::write(&mut stream, number, Kind::Hello, &payload).map_err(wire_error)?;
                     asked = Instant::now();
                 }

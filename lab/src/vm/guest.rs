@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -30,6 +30,8 @@ const PREFIX: &str = "keelson.";
 const IDLE: Duration = Duration::from_millis(40);
 /// The same for ports that are seldom used.
 const IDLE_SPARE: Duration = Duration::from_millis(200);
+/// A host is gone when a port has said so for so long.
+const GONE_AFTER: Duration = Duration::from_secs(2);
 /// The host takes the first free port: those from this number on are spare.
 const SPARE: usize = 4;
 /// What a command has left in its pipes is waited for so long after its end: a daemon that it has started may keep them open.
@@ -119,20 +121,44 @@ impl Session {
     }
 }
 
+/// A port whose end is an end only when it lasts. The kernel tells of a host that went and one that came by messages of their own, which
+/// may be behind the new host's first bytes: a session would seem to be over right after its beginning.
+struct Patient {
+    port: File,
+    idle: Duration,
+}
+
+impl Read for Patient {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let begun = Instant::now();
+        loop {
+            let length = self.port.read(buffer)?;
+            if length > 0 || begun.elapsed() >= GONE_AFTER {
+                return Ok(length);
+            }
+            thread::sleep(self.idle);
+        }
+    }
+}
+
 fn serve(path: &PathBuf, idle: Duration) -> io::Result<()> {
-    let mut reader = OpenOptions::new().read(true).write(true).open(path)?;
-    let port: Port = Arc::new(Mutex::new(reader.try_clone()?));
+    let port = OpenOptions::new().read(true).write(true).open(path)?;
+    let mut reader = Patient { port: port.try_clone()?, idle };
+    let port: Port = Arc::new(Mutex::new(port));
     let mut session: Option<Session> = None;
+    let mut last = None;
     loop {
         let Some(frame) = wire::read(&mut reader)? else {
             if let Some(gone) = session.take() {
                 gone.kill();
             }
-            thread::sleep(idle);
             continue;
         };
         match frame.kind {
+            // A host that was not answered soon enough has asked again: that is not another session.
+            Kind::Hello if last == Some(frame.session) => {}
             Kind::Hello => {
+                last = Some(frame.session);
                 if let Some(old) = session.take() {
                     old.kill();
                 }

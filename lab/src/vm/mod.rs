@@ -165,6 +165,9 @@ pub enum VmError {
     /// No such lab.
     #[error("there is no lab of guests `{0}`: `lab vm up` makes it")]
     Absent(String),
+    /// Machines without a cluster.
+    #[error("the lab `{0}` has no cluster (it was made with --bare, or `up` did not get so far): `lab vm up` makes it")]
+    NoCluster(String),
     /// No such machine.
     #[error("the lab `{lab}` has no machine `{machine}`; it has: {known}")]
     NoMachine {

@@ -201,6 +201,9 @@ fn copy(folder: &std::path::Path, from: &std::path::Path, to: &str) -> Result<()
 }
 
 fn kubectl(places: &Places, lab: &VmLab, arguments: &[String]) -> Result<i32, VmError> {
+    if !lab.kubeconfig().exists() {
+        return Err(VmError::NoCluster(lab.name.clone()));
+    }
     let server = format!("--server={}", lab.api()?);
     let mut command = Kubectl::find(places, &lab.kubeconfig())?.command();
     // Before `--`, behind which everything belongs to the command in the pod.

@@ -2,7 +2,7 @@
 //!
 //! A port is a bare stream of bytes that outlives the programs at its ends: a host program that is killed leaves half a frame
 //! behind. So every frame begins with a magic word and names its session, a reader skips what is not a frame, and a host that gets
-//! no answer sends more zeros than any frame is long ([`PADDING`]) before it asks again.
+//! no answer sends more zeros than any frame is long before it asks again.
 //!
 //! Shared by `lab` (host) and `lab-guest`; no I/O of its own.
 
@@ -14,8 +14,6 @@ use serde::{Deserialize, Serialize};
 const MAGIC: [u8; 4] = *b"KLV1";
 /// Most bytes in a frame.
 pub const MAX_PAYLOAD: usize = 32 * 1024;
-/// So many zeros end any frame that was begun.
-pub const PADDING: usize = MAX_PAYLOAD + HEADER;
 const HEADER: usize = 4 + 4 + 1 + 4;
 
 /// What a frame is.
@@ -148,7 +146,7 @@ mod tests {
     fn remains_of_another_session_and_padding_are_skipped() {
         let broken = bytes(1, Kind::Input, &[7; 1000]);
         let mut all = broken[..500].to_vec();
-        all.extend(vec![0; PADDING]);
+        all.extend(vec![0; MAX_PAYLOAD + HEADER]);
         all.extend(bytes(2, Kind::Hello, b"{}"));
         let mut from = all.as_slice();
         let first = read(&mut from).unwrap().unwrap();
