@@ -73,10 +73,13 @@ fn ready(lab: &Lab, node: &str) -> Result<String> {
     lab.kubectl(&["--request-timeout=10s", "get", "node", node, "-o", path])
 }
 
-/// A deployment of one test server that stays on a node.
+/// A deployment of one test server that stays on a node, also while that is away: a reboot takes longer than the toleration above.
 fn pinned(name: &str, node: &str) -> String {
     let servers = keelson_tests::manifests::servers(name, 1, &["--http=8080"]);
-    servers.replace("      containers:", &format!("      nodeName: {node}\n      containers:"))
+    servers.replace(
+        "      containers:",
+        &format!("      nodeName: {node}\n      tolerations: [{{operator: Exists}}]\n      containers:"),
+    )
 }
 
 /// The only pod of an app that is not being deleted.
@@ -93,6 +96,8 @@ fn rolled_out(space: &Space<'_>, name: &str) -> Result<()> {
     space.kubectl(&["rollout", "status", &format!("deployment/{name}"), "--timeout=240s"]).map(drop)
 }
 
-/// A script that asks an HTTP server for a path, as bash can: `ask ADDRESS PORT PATH`.
-const ASK: &str = r#"ask() { exec 3<>"/dev/tcp/$1/$2" && printf 'GET %s HTTP/1.0\r\n\r\n' "$3" >&3 && timeout 10 cat <&3 | tail -n 1; exec 3>&-; }
+/// A script that asks an HTTP server for a path and prints the answer's last line: `ask ADDRESS PORT PATH`. Bash alone: each program that is
+/// started takes a translated machine a good part of a second.
+const ASK: &str = r#"ask() { exec 3<>"/dev/tcp/$1/$2" && printf 'GET %s HTTP/1.0\r\n\r\n' "$3" >&3 || return 1; last=
+while IFS= read -r -t 10 line <&3 || [ -n "$line" ]; do last=$line; done; exec 3>&-; echo "$last"; }
 "#;

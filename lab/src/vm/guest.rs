@@ -4,6 +4,7 @@
 //! Every port is served by a thread of its own and has one session at a time: a command or a connection. When the host goes away the
 //! command's process group is killed.
 
+mod arrival;
 mod wire;
 
 use std::fs::{self, File, OpenOptions};
@@ -20,37 +21,43 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use arrival::{Arrivals, Signals};
 use wire::{Kind, MAX_PAYLOAD, Request};
 
 /// Where the kernel lists the ports.
 const PORTS: &str = "/sys/class/virtio-ports";
 /// How the names of ours begin.
 const PREFIX: &str = "keelson.";
-/// How often a port without a host is looked at. The kernel has no event for a host that comes.
-const IDLE: Duration = Duration::from_millis(40);
-/// The same for ports that are seldom used.
-const IDLE_SPARE: Duration = Duration::from_millis(200);
+/// How often a port without a host is looked at besides, should the kernel's word have been missed.
+const IDLE: Duration = Duration::from_secs(10);
 /// A host is gone when a port has said so for so long.
 const GONE_AFTER: Duration = Duration::from_secs(2);
-/// The host takes the first free port: those from this number on are spare.
-const SPARE: usize = 4;
 /// What a command has left in its pipes is waited for so long after its end: a daemon that it has started may keep them open.
 const DRAIN: Duration = Duration::from_secs(2);
 
 type Port = Arc<Mutex<File>>;
 
 fn main() {
-    let mut threads = Vec::new();
-    for (number, path) in ports() {
-        let idle = if number < SPARE { IDLE } else { IDLE_SPARE };
-        threads.push(thread::spawn(move || {
-            if let Err(error) = serve(&path, idle) {
+    // Before any other thread is there: all of them shall leave the signal to this one.
+    let signals = match Signals::block() {
+        Ok(signals) => signals,
+        Err(error) => {
+            eprintln!("lab-guest: {error}");
+            return;
+        }
+    };
+    let arrivals = Arrivals::default();
+    for (_, path) in ports() {
+        let arrivals = arrivals.clone();
+        thread::spawn(move || {
+            if let Err(error) = serve(&path, arrivals) {
                 eprintln!("lab-guest: {}: {error}", path.display());
             }
-        }));
+        });
     }
-    for thread in threads {
-        let _ = thread.join();
+    loop {
+        signals.wait();
+        arrivals.announce();
     }
 }
 
@@ -125,25 +132,35 @@ impl Session {
 /// may be behind the new host's first bytes: a session would seem to be over right after its beginning.
 struct Patient {
     port: File,
-    idle: Duration,
+    arrivals: Arrivals,
+    /// Whether bytes have come since the last end: only then an end may be none.
+    lively: bool,
 }
 
 impl Read for Patient {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let begun = Instant::now();
+        // Counted from the first end: before that the read may have waited for bytes for hours.
+        let mut ended: Option<Instant> = None;
         loop {
+            let seen = self.arrivals.count();
             let length = self.port.read(buffer)?;
-            if length > 0 || begun.elapsed() >= GONE_AFTER {
+            if length > 0 {
+                self.lively = true;
                 return Ok(length);
             }
-            thread::sleep(self.idle);
+            if self.lively && ended.get_or_insert_with(Instant::now).elapsed() >= GONE_AFTER {
+                self.lively = false;
+                return Ok(0);
+            }
+            self.arrivals.wait_beyond(seen, if self.lively { GONE_AFTER } else { IDLE });
         }
     }
 }
 
-fn serve(path: &PathBuf, idle: Duration) -> io::Result<()> {
+fn serve(path: &PathBuf, arrivals: Arrivals) -> io::Result<()> {
     let port = OpenOptions::new().read(true).write(true).open(path)?;
-    let mut reader = Patient { port: port.try_clone()?, idle };
+    arrival::ask_for_signals(&port)?;
+    let mut reader = Patient { port: port.try_clone()?, arrivals, lively: false };
     let port: Port = Arc::new(Mutex::new(port));
     let mut session: Option<Session> = None;
     let mut last = None;
