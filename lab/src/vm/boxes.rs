@@ -191,7 +191,7 @@ fn kernel(system: &Path) -> Result<(PathBuf, String), VmError> {
         let release = entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned();
         Some((entry.path(), release))
     });
-    found.ok_or_else(|| VmError::NoKernel(boot))
+    found.ok_or(VmError::NoKernel(boot))
 }
 
 fn modules(from: &Path, to: &Path) -> Result<(), VmError> {

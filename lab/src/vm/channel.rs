@@ -101,10 +101,10 @@ impl Session {
             }
             match frame.kind {
                 Kind::Output => {
-                    output.write_all(&frame.payload).and_then(|()| output.flush()).map_err(VmError::Local)?
+                    output.write_all(&frame.payload).and_then(|()| output.flush()).map_err(VmError::Local)?;
                 }
                 Kind::Errors => {
-                    errors.write_all(&frame.payload).and_then(|()| errors.flush()).map_err(VmError::Local)?
+                    errors.write_all(&frame.payload).and_then(|()| errors.flush()).map_err(VmError::Local)?;
                 }
                 Kind::Exit => {
                     let code = frame.payload.as_slice().try_into().map_or(255, i32::from_le_bytes);
@@ -251,7 +251,7 @@ pub fn unpack(
     let mut builder = tar::Builder::new(&mut buffered as &mut dyn Write);
     let written = entries(&mut builder).and_then(|()| builder.finish());
     drop(builder);
-    let written = written.and_then(|()| buffered.into_inner().map_err(|error| error.into_error())?.close());
+    let written = written.and_then(|()| buffered.into_inner().map_err(io::IntoInnerError::into_error)?.close());
     let (code, errors) = reading.join().map_err(|_| VmError::Lost(io::ErrorKind::Other.into()))??;
     written.map_err(VmError::Local)?;
     if code == 0 {

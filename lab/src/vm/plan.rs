@@ -44,7 +44,7 @@ pub struct Machine {
     pub address: Ipv4Addr,
     /// Memory in MiB.
     pub memory: u32,
-    /// Processors.
+    /// Processors, when the host has some to give: see `qemu::arguments`.
     pub cpus: u8,
 }
 
@@ -64,7 +64,7 @@ impl Record {
             os: first,
             address: address(self.number, 0),
             memory: CONTROL_PLANE_MEMORY,
-            cpus: 1,
+            cpus: 2,
         }];
         all.extend((1u8..).zip(&self.nodes).map(|(index, os)| Machine {
             name: format!("node-{index}"),

@@ -176,7 +176,7 @@ pub fn mirrors(texts: &[String]) -> Option<Mirrors> {
             match words.as_slice() {
                 ["URIs:", uris @ ..] => found.extend(uris.iter().map(|uri| (*uri).to_owned())),
                 ["deb", rest @ ..] => {
-                    found.extend(rest.iter().find(|word| word.contains("://")).map(|w| (*w).to_owned()))
+                    found.extend(rest.iter().find(|word| word.contains("://")).map(|w| (*w).to_owned()));
                 }
                 _ => {}
             }
