@@ -88,7 +88,7 @@ pub enum VmError {
     NoModule(String),
     /// The guest's end of the channel was not built.
     #[error(
-        "the static program `lab-guest` was not built: use ./dev, or `cargo rustc -p keelson-lab --bin lab-guest -- -C target-feature=+crt-static`"
+        "the static program `lab-guest` was not built: use ./dev, or `cargo build -p keelson-lab --bin lab-guest` (in the checkout: its .cargo/config.toml links it statically)"
     )]
     NoGuest,
     /// QEMU has ended at once.
