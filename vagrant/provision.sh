@@ -211,6 +211,12 @@ END
     for module in overlay br_netfilter nf_conntrack; do
         modprobe "$module" || echo "provision.sh: no module $module: it may be built in" >&2
     done
+    write_file /etc/tmpfiles.d/keelson.conf <<'END'
+# At boot. The runtime keeps what plugins have answered in files that it does not flush: after a power cut one may be empty, and then the
+# network of its dead sandbox cannot be released any more ("unexpected end of JSON input"): its address would be held for ever. No
+# sandbox outlives a boot, and a file that is not there is no error.
+r! /var/lib/cni/results/*
+END
     mkdir -p /opt/cni/bin /etc/cni/net.d /etc/kubernetes/manifests
     containerd_config
     images

@@ -96,6 +96,9 @@ impl Session {
         loop {
             let frame = wire::read(&mut self.stream).map_err(VmError::Lost)?;
             let Some(frame) = frame else { return Err(VmError::Lost(io::ErrorKind::UnexpectedEof.into())) };
+            if frame.kind == Kind::Booted {
+                return Err(VmError::Lost(io::ErrorKind::ConnectionReset.into()));
+            }
             if frame.session != self.number {
                 continue;
             }
@@ -111,7 +114,7 @@ impl Session {
                     return Ok(code);
                 }
                 Kind::Refused => return Err(VmError::Refused(String::from_utf8_lossy(&frame.payload).into_owned())),
-                Kind::Hello | Kind::Welcome | Kind::Input | Kind::InputEnd => {}
+                Kind::Hello | Kind::Welcome | Kind::Input | Kind::InputEnd | Kind::Booted => {}
             }
         }
     }

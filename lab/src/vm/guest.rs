@@ -162,6 +162,7 @@ fn serve(path: &PathBuf, arrivals: Arrivals) -> io::Result<()> {
     arrival::ask_for_signals(&port)?;
     let mut reader = Patient { port: port.try_clone()?, arrivals, lively: false };
     let port: Port = Arc::new(Mutex::new(port));
+    send(&port, 0, Kind::Booted, &[]);
     let mut session: Option<Session> = None;
     let mut last = None;
     loop {
@@ -191,7 +192,7 @@ fn serve(path: &PathBuf, arrivals: Arrivals) -> io::Result<()> {
                     session.end_input();
                 }
             }
-            Kind::Welcome | Kind::Output | Kind::Errors | Kind::Exit | Kind::Refused => {}
+            Kind::Welcome | Kind::Output | Kind::Errors | Kind::Exit | Kind::Refused | Kind::Booted => {}
         }
     }
 }

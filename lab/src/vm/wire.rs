@@ -35,10 +35,21 @@ pub enum Kind {
     Exit,
     /// Guest: the request cannot be carried out; the payload says why.
     Refused,
+    /// Guest: whatever session there was ended with the boot before. QEMU's end of the port stays open across a reset, so nothing else tells.
+    Booted,
 }
 
-const KINDS: [Kind; 8] =
-    [Kind::Hello, Kind::Welcome, Kind::Input, Kind::InputEnd, Kind::Output, Kind::Errors, Kind::Exit, Kind::Refused];
+const KINDS: [Kind; 9] = [
+    Kind::Hello,
+    Kind::Welcome,
+    Kind::Input,
+    Kind::InputEnd,
+    Kind::Output,
+    Kind::Errors,
+    Kind::Exit,
+    Kind::Refused,
+    Kind::Booted,
+];
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
