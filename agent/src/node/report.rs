@@ -179,6 +179,14 @@ impl Reporter {
         let mut failing = false;
         loop {
             self.readiness.borrow_and_update();
+            // What is stored counts, as upstream has it: a control plane that has missed this node for a while has written Unknown into
+            // it, and what this agent sent before that is no reason to be silent.
+            if sent.is_some()
+                && let Ok(Ok(node)) = tokio::time::timeout(REQUEST_DEADLINE, api.get(&self.name)).await
+            {
+                self.take(&node);
+                known = node.status.unwrap_or_default();
+            }
             let fresh = self.compute(Some(&known)).await;
             let due = sent.is_none_or(|at| at.elapsed() >= every);
             if due || status::differs(&known, &fresh) {
@@ -195,11 +203,6 @@ impl Reporter {
                         }
                     }
                 }
-            } else if managed
-                && self.without_range()
-                && let Ok(Ok(node)) = tokio::time::timeout(REQUEST_DEADLINE, api.get(&self.name)).await
-            {
-                self.take(&node);
             }
             let pause = if managed && self.without_range() { RANGE_PAUSE } else { update };
             tokio::select! {
