@@ -9,6 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
+use crate::orphans;
 use crate::runtime::{ContainerState, PodRecord, SandboxState};
 use crate::worker::{NodeContext, remove_container};
 
@@ -58,6 +59,7 @@ pub async fn containers(node: &Arc<NodeContext>, known: &Known) {
         if !containers.is_empty() || !sandboxes.is_empty() {
             let _ = node.pleg.refresh(&record.uid).await;
         }
+        orphans::end(node, &record).await;
     }
 }
 

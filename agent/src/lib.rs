@@ -25,6 +25,7 @@ pub mod mirror;
 pub mod network;
 pub mod node;
 pub mod node_materials;
+pub mod orphans;
 pub mod pleg;
 pub mod pod;
 pub mod probe;

@@ -7,6 +7,7 @@ pub mod node;
 mod remove;
 pub mod resources;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -275,18 +276,43 @@ impl Cgroups {
     /// # Errors
     /// When a process in it cannot be ended, with the processes.
     pub fn remove(&self, uid: &str) -> Result<(), CgroupError> {
+        remove::destroy(&self.folders_of(uid)?)
+    }
+
+    /// A pod's folders in all classes and trees.
+    fn folders_of(&self, uid: &str) -> Result<Vec<PathBuf>, CgroupError> {
         let mut paths = Vec::new();
         for qos in [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort] {
             let folder = self.folder(&self.segments(qos, Some(checked(uid)?)));
             paths.extend(self.trees().iter().map(|(_, mount)| mount.join(&folder)).filter(|path| path.is_dir()));
         }
-        remove::destroy(&paths)
+        Ok(paths)
+    }
+
+    /// IDs of what has a cgroup within a pod's: its containers and sandboxes.
+    #[must_use]
+    pub fn containers(&self, uid: &str) -> BTreeSet<String> {
+        let folders = self.folders_of(uid).unwrap_or_default();
+        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+        entries.filter_map(|entry| container_id(&entry.file_name().to_string_lossy()).map(str::to_owned)).collect()
+    }
+
+    /// Removes the cgroup of one container of a pod, and kills what is in it: only for one that the runtime does not know.
+    /// Blocks for at most a few seconds.
+    ///
+    /// # Errors
+    /// When a process in it cannot be ended, with the processes.
+    pub fn remove_container(&self, uid: &str, id: &str) -> Result<(), CgroupError> {
+        let folders = self.folders_of(uid)?;
+        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+        let own = entries.filter(|entry| container_id(&entry.file_name().to_string_lossy()) == Some(id));
+        remove::destroy(&own.map(|entry| entry.path()).collect::<Vec<_>>())
     }
 
     /// UIDs of the pods that have a cgroup.
     #[must_use]
     pub fn pods(&self) -> Vec<String> {
-        let mut found = std::collections::BTreeSet::new();
+        let mut found = BTreeSet::new();
         for qos in [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort] {
             let folder = self.folder(&self.segments(qos, None));
             for (_, mount) in self.trees() {
@@ -306,6 +332,15 @@ impl Cgroups {
         }
         found.into_iter().collect()
     }
+}
+
+/// Hexadecimal digits of a container's ID.
+const ID_DIGITS: usize = 64;
+
+/// The ID in the name of a container's cgroup: `ID`, or `RUNTIME-ID.scope` where systemd makes them.
+fn container_id(name: &str) -> Option<&str> {
+    let id = name.strip_suffix(".scope").and_then(|name| name.rsplit_once('-')).map_or(name, |(_, id)| id);
+    (id.len() == ID_DIGITS && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
 }
 
 /// A UID that names one folder and nothing else: no other may become part of a path.

@@ -192,6 +192,25 @@ mod tests {
     }
 
     #[test]
+    fn one_container_of_a_pod_can_be_ended_alone() {
+        let Some(real) = Real::new("one_container_of_a_pod_can_be_ended_alone") else { return };
+        let (lost, kept) = ("a".repeat(64), format!("cri-containerd-{}.scope", "b".repeat(64)));
+        let mut child = sleeper();
+        for folder in real.pod_folders() {
+            std::fs::create_dir(folder.join(&lost)).unwrap();
+            std::fs::create_dir(folder.join(&kept)).unwrap();
+            std::fs::write(folder.join(&lost).join("cgroup.procs"), child.id().to_string()).unwrap();
+        }
+        assert_eq!(real.cgroups.containers("u-1"), BTreeSet::from([lost.clone(), "b".repeat(64)]));
+        let removed = real.cgroups.remove_container("u-1", &lost);
+        let _ = child.kill();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap());
+        removed.unwrap();
+        assert_eq!(signal, Some(9));
+        assert_eq!(real.cgroups.containers("u-1"), BTreeSet::from(["b".repeat(64)]));
+    }
+
+    #[test]
     fn what_cannot_be_killed_is_named() {
         // No cgroup file system: the "process" stays whatever is done, and the folder is not empty.
         let dir = tempfile::tempdir().unwrap();

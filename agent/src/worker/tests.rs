@@ -224,6 +224,7 @@ async fn an_unsafe_sysctl_is_refused_before_anything_is_made() {
     assert!(b.fake.changes().is_empty());
     r.desired.send_modify(|d| d.removed = true);
     assert_eq!(r.task.await.unwrap(), Outcome::Gone);
+    let b = bench();
     let r = b.start(with("kernel.msgmax"));
     b.until("allowed by the configuration", phase("Running")).await;
     r.stop.cancel();
