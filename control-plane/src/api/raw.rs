@@ -99,7 +99,7 @@ fn openapi_v2(accept: Option<&str>, headers: &HeaderMap) -> Response<Body> {
         response
     } else if accept.is_some_and(|accept| accept.contains(protobuf::openapi::MEDIA_TYPE)) {
         let mut response = Response::new(body::full(protobuf::openapi::document()));
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(protobuf::openapi::MEDIA_TYPE));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(protobuf::openapi::CONTENT_TYPE));
         response
     } else {
         body::json_value(StatusCode::OK, &openapi::v2_document())

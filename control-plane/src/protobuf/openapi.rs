@@ -10,6 +10,9 @@ use serde_json::{Map, Value};
 /// The media type that clients ask for.
 pub const MEDIA_TYPE: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
 
+/// The media type of the answer: `@` is no character of one, and Go's parser refuses it (upstream answers with this one too).
+pub const CONTENT_TYPE: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
 /// The document, encoded.
 #[must_use]
 pub fn document() -> Vec<u8> {
