@@ -22,7 +22,7 @@ use crate::resource::{Resource, resources};
 use crate::schema;
 
 /// Raised whenever the documents change in a way that the table of resources does not show.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Paths of all documents, `api/v1`, `apis/apps/v1` …, with their resources.
 fn documents() -> Vec<(String, Vec<&'static Resource>)> {
