@@ -388,15 +388,15 @@ fn policy(config: &Config) -> Policy {
 }
 
 fn watchdog(manager: &Manager, stop: &CancellationToken) {
-    let turned = manager.turned();
-    let healthy = move || turned.borrow().elapsed() < STUCK_AFTER;
+    let progress = manager.progress();
+    let healthy = move || progress.idle() < STUCK_AFTER;
     tokio::spawn(notify::watchdog(healthy, stop.clone()));
 }
 
 fn health_checks(endpoints: &Endpoints, manager: &Manager, pleg: &Arc<Pleg>, stop: &CancellationToken) {
-    let turned = manager.turned();
+    let progress = manager.progress();
     endpoints.add_live_check("syncloop", move || {
-        let age = turned.borrow().elapsed();
+        let age = progress.idle();
         if age > STUCK_AFTER { Err(format!("the loop has not turned for {age:?}")) } else { Ok(()) }
     });
     let pleg = pleg.clone();

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube_common::notify::Progress;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -61,7 +62,7 @@ pub struct Manager {
     tracker: TaskTracker,
     done: mpsc::Sender<(String, Outcome)>,
     view: watch::Sender<View>,
-    turned: watch::Sender<std::time::Instant>,
+    progress: Progress,
 }
 
 impl Manager {
@@ -83,7 +84,7 @@ impl Manager {
             tracker: TaskTracker::new(),
             done,
             view: watch::Sender::new(View::default()),
-            turned: watch::Sender::new(std::time::Instant::now()),
+            progress: Progress::default(),
         };
         (manager, ended)
     }
@@ -94,10 +95,10 @@ impl Manager {
         self.view.subscribe()
     }
 
-    /// When the loop last turned.
+    /// How the loop turns.
     #[must_use]
-    pub fn turned(&self) -> watch::Receiver<std::time::Instant> {
-        self.turned.subscribe()
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
     }
 
     /// Runs until `stop`, then waits for the workers to let go.
@@ -112,7 +113,7 @@ impl Manager {
         let mut api = self.api.clone();
         loop {
             self.reconcile(&stop);
-            self.turned.send_replace(std::time::Instant::now());
+            self.progress.turn();
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = changed(&mut file) => {}

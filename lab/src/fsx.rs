@@ -28,6 +28,11 @@ pub fn fail(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FsEr
     move |source| FsError { action, path: path.to_path_buf(), source }
 }
 
+/// The last part of a path, for messages and names.
+pub fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// Makes a folder and its parents.
 pub fn create_dir(path: &Path) -> Result<(), FsError> {
     fs::create_dir_all(path).map_err(fail("make folder", path))

@@ -65,22 +65,19 @@ pub fn run(command: &mut Command, input: Option<&str>) -> Result<String> {
 impl Lab {
     /// The lab of this suite, newly made, with more arguments for `lab up`.
     pub fn up(suite: &str, nodes: u8, more: &[&str]) -> Result<Self> {
-        if let Ok(name) = std::env::var(USE_LAB) {
-            return Ok(Self { name, programs: programs()?, ours: false, guests: false });
-        }
-        Self { name: format!("test-{suite}"), programs: programs()?, ours: true, guests: false }.made(nodes, more)
+        Self::make(suite, nodes, more, false)
     }
 
     /// The same on virtual machines.
     pub fn up_on_guests(suite: &str, nodes: u8, more: &[&str]) -> Result<Self> {
-        if let Ok(name) = std::env::var(USE_LAB) {
-            return Ok(Self { name, programs: programs()?, ours: false, guests: true });
-        }
-        Self { name: format!("test-{suite}"), programs: programs()?, ours: true, guests: true }.made(nodes, more)
+        Self::make(suite, nodes, more, true)
     }
 
-    fn made(self, nodes: u8, more: &[&str]) -> Result<Self> {
-        let lab = self;
+    fn make(suite: &str, nodes: u8, more: &[&str], guests: bool) -> Result<Self> {
+        if let Ok(name) = std::env::var(USE_LAB) {
+            return Ok(Self { name, programs: programs()?, ours: false, guests });
+        }
+        let lab = Self { name: format!("test-{suite}"), programs: programs()?, ours: true, guests };
         // One that an earlier run left behind would not be new.
         run(lab.command().arg("down"), None)?;
         run(lab.command().args(["up", "--nodes", &nodes.to_string()]).args(more), None).map_err(|error| {

@@ -12,6 +12,7 @@ mod pods;
 #[path = "vm/service.rs"]
 mod service;
 
+use std::net::Ipv4Addr;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -80,6 +81,26 @@ fn pinned(name: &str, node: &str) -> String {
         "      containers:",
         &format!("      nodeName: {node}\n      tolerations: [{{operator: Exists}}]\n      containers:"),
     )
+}
+
+/// A pinned server `web-NODE` on each node, behind a Service of its own.
+fn servers_on_both(space: &Space<'_>) -> Result<()> {
+    for node in NODES {
+        let app = format!("web-{node}");
+        space.apply(&pinned(&app, node))?;
+        space.apply(&keelson_tests::manifests::service(&app, &app, "ClusterIP"))?;
+    }
+    Ok(())
+}
+
+/// Waits until the Service leads to this pod, asked from a node; its address.
+fn service_answers(space: &Space<'_>, node: &str, pod: &Value, service: &str) -> Result<Ipv4Addr> {
+    let address = space.cluster_ip(service)?;
+    space.lab.until("the Service answers", 60, || {
+        let said = shell(space.lab, node, &format!("{ASK} ask {address} 80 /hostname"))?;
+        Ok(said.trim() == pod["metadata"]["name"])
+    })?;
+    Ok(address)
 }
 
 /// The only pod of an app that is not being deleted.

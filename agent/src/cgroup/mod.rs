@@ -292,9 +292,7 @@ impl Cgroups {
     /// IDs of what has a cgroup within a pod's: its containers and sandboxes.
     #[must_use]
     pub fn containers(&self, uid: &str) -> BTreeSet<String> {
-        let folders = self.folders_of(uid).unwrap_or_default();
-        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
-        entries.filter_map(|entry| container_id(&entry.file_name().to_string_lossy()).map(str::to_owned)).collect()
+        self.container_folders(uid).unwrap_or_default().into_iter().map(|(id, _)| id).collect()
     }
 
     /// Removes the cgroup of one container of a pod, and kills what is in it: only for one that the runtime does not know.
@@ -303,10 +301,19 @@ impl Cgroups {
     /// # Errors
     /// When a process in it cannot be ended, with the processes.
     pub fn remove_container(&self, uid: &str, id: &str) -> Result<(), CgroupError> {
+        let own = self.container_folders(uid)?.into_iter().filter(|(other, _)| other == id);
+        remove::destroy(&own.map(|(_, path)| path).collect::<Vec<_>>())
+    }
+
+    /// The folders within a pod's, in all trees, with the IDs in their names.
+    fn container_folders(&self, uid: &str) -> Result<Vec<(String, PathBuf)>, CgroupError> {
         let folders = self.folders_of(uid)?;
         let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
-        let own = entries.filter(|entry| container_id(&entry.file_name().to_string_lossy()) == Some(id));
-        remove::destroy(&own.map(|entry| entry.path()).collect::<Vec<_>>())
+        let named = |entry: std::fs::DirEntry| {
+            let id = container_id(&entry.file_name().to_string_lossy())?.to_owned();
+            Some((id, entry.path()))
+        };
+        Ok(entries.filter_map(named).collect())
     }
 
     /// UIDs of the pods that have a cgroup.

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::routes::{self, NodeNet, Own};
+use super::routes::{NodeNet, Own, Wanted};
 
 /// The table in each family.
 pub const TABLE: &str = "keelson-egress";
@@ -53,10 +53,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan for these nodes: those that get a route (see [`routes::wanted`]) have one back.
+    /// The plan for these nodes: those that get a route have one back.
     #[must_use]
-    pub fn of(nodes: &BTreeMap<String, NodeNet>, own: &Own) -> Self {
-        let wanted = routes::wanted(nodes, own);
+    pub fn of(nodes: &BTreeMap<String, NodeNet>, own: &Own, wanted: &Wanted) -> Self {
         let reached = |name: &String| *name == own.name || wanted.routes.values().any(|(_, node)| node == name);
         let addresses = nodes.iter().filter(|(name, _)| reached(name)).flat_map(|(_, node)| &node.addresses);
         let mut known: Vec<IpNet> = addresses.chain(&own.addresses).copied().map(IpNet::from).collect();
@@ -65,15 +64,6 @@ impl Plan {
         known.dedup();
         Self { pods: own.ranges.clone(), known }
     }
-}
-
-/// Tells a plan, if it is another than before.
-pub fn tell(to: &watch::Sender<Option<Plan>>, plan: Plan) {
-    to.send_if_modified(|now| {
-        let changed = now.as_ref() != Some(&plan);
-        *now = Some(plan);
-        changed
-    });
 }
 
 /// Keeps the tables as the plan says until `stop`; before the first plan nothing is touched. Opens its sockets in the network
@@ -191,6 +181,7 @@ mod tests {
     use keelson_netfilter::nft::FakeNft;
 
     use super::*;
+    use crate::network::routes;
 
     fn nets(texts: &[&str]) -> Vec<IpNet> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -213,7 +204,7 @@ mod tests {
             ("c".to_owned(), node(&["10.244.0.0/16"], "192.0.2.3")),
             ("no-range-yet".to_owned(), node(&[], "192.0.2.4")),
         ]);
-        let plan = Plan::of(&nodes, &own());
+        let plan = Plan::of(&nodes, &own(), &routes::wanted(&nodes, &own()));
         assert_eq!(plan.pods, nets(&["10.244.0.0/24"]));
         assert_eq!(plan.known, nets(&["10.244.0.0/24", "10.244.1.0/24", "192.0.2.1/32", "192.0.2.2/32"]));
     }

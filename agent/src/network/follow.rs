@@ -20,9 +20,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::egress::{self, Plan};
+use super::egress::Plan;
 use super::kernel::{KernelRoutes, Notices, RouteTable};
 use super::routes::{self, NodeNet, Own, Step, Wanted};
+use super::tell;
 use crate::events::Recorder;
 use crate::source::api::brief_watch;
 
@@ -79,7 +80,7 @@ impl<T: RouteTable> Follower<T> {
             return true;
         }
         let wanted = routes::wanted(&self.nodes, &self.own);
-        egress::tell(&self.egress, Plan::of(&self.nodes, &self.own));
+        tell(&self.egress, Some(Plan::of(&self.nodes, &self.own, &wanted)));
         let mut trouble = refusals(&wanted);
         let found = match self.table.list().await {
             Ok(found) => found,

@@ -60,6 +60,15 @@ pub struct Managed {
     pub recorder: Arc<Recorder>,
 }
 
+/// Tells a value if it is another than before; whether it was.
+fn tell<T: PartialEq>(to: &watch::Sender<T>, value: T) -> bool {
+    to.send_if_modified(|now| {
+        let changed = *now != value;
+        *now = value;
+        changed
+    })
+}
+
 impl Managed {
     /// Runs until `stop`.
     pub async fn run(self, stop: CancellationToken) {
@@ -110,7 +119,7 @@ impl Managed {
         loop {
             let ranges_now = ranges.borrow_and_update().clone();
             let own = routes::Own { name: self.name.clone(), ranges: ranges_now, addresses: self.addresses.clone() };
-            egress::tell(&egress, egress::Plan::of(&BTreeMap::new(), &own));
+            tell(&egress, Some(egress::Plan::of(&BTreeMap::new(), &own, &routes::Wanted::default())));
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = ranges.changed() => if changed.is_err() { return },
@@ -125,21 +134,12 @@ impl Managed {
             let trouble = match &now {
                 None => None,
                 Some(now) => {
-                    known.send_if_modified(|old| {
-                        let changed = old != now;
-                        old.clone_from(now);
-                        changed
-                    });
+                    tell(&known, now.clone());
                     self.configure(now).await
                 }
             };
             let pause = if trouble.is_some() { UNHEALTHY_PAUSE } else { HEALTHY_PAUSE };
-            let changed = self.trouble.send_if_modified(|old| {
-                let changed = *old != trouble;
-                *old = trouble;
-                changed
-            });
-            if changed {
+            if tell(&self.trouble, trouble) {
                 self.poke.notify_one();
             }
             tokio::select! {

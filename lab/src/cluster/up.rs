@@ -380,7 +380,8 @@ fn routes_to_pods(plan: &Plan, kubectl: &Kubectl) -> Result<(), LabError> {
     Ok(())
 }
 
-fn node_is_ready(node: &serde_json::Value) -> bool {
+/// Whether the Node object's condition Ready is true.
+pub fn node_is_ready(node: &serde_json::Value) -> bool {
     let conditions = node.pointer("/status/conditions").and_then(serde_json::Value::as_array);
     conditions.into_iter().flatten().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }

@@ -46,8 +46,7 @@ impl Bundle {
             files.push((format!("bin/{name}"), path));
         }
         for image in up::make_images(places)? {
-            let name = image.archive.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            files.push((format!("images/{name}"), image.archive));
+            files.push((format!("images/{}", fsx::name(&image.archive)), image.archive));
         }
         Ok(Self { files })
     }

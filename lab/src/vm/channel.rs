@@ -47,7 +47,7 @@ impl Session {
     pub fn open(folder: &Path, request: &Request, limit: Duration) -> Result<Self, VmError> {
         let end = Instant::now() + limit;
         let silent = || VmError::Silent {
-            machine: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            machine: fsx::name(folder),
             seconds: limit.as_secs(),
             serial: folder.join(qemu::SERIAL),
         };
@@ -212,7 +212,7 @@ pub fn checked(folder: &Path, command: &[&str]) -> Result<String, VmError> {
         return Ok(text);
     }
     Err(VmError::InGuest {
-        machine: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        machine: fsx::name(folder),
         command: command.join(" "),
         code: outcome.code,
         output: format!("{text}{}", String::from_utf8_lossy(&outcome.errors)).trim().to_owned(),
@@ -261,7 +261,7 @@ pub fn unpack(
         return Ok(());
     }
     Err(VmError::InGuest {
-        machine: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        machine: fsx::name(folder),
         command: format!("tar -x -C {to}"),
         code,
         output: String::from_utf8_lossy(&errors).into_owned(),

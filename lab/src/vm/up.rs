@@ -15,6 +15,7 @@ use super::recipe::Os;
 use super::{BUSYBOX, VmError, accel, channel, power, qemu};
 use crate::cluster::kubectl::Kubectl;
 use crate::cluster::store::Places;
+use crate::cluster::up::node_is_ready;
 use crate::fsx;
 
 /// File with the record.
@@ -100,8 +101,7 @@ pub fn lock(folder: &Path) -> Result<Flock<File>, VmError> {
     fsx::create_dir(folder)?;
     let path = folder.join("lock");
     let file = File::create(&path).map_err(fsx::fail("open", &path))?;
-    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| VmError::Busy(name))
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| VmError::Busy(fsx::name(folder)))
 }
 
 /// Makes the lab.
@@ -325,15 +325,11 @@ fn wait_ready(lab: &VmLab, kubectl: &Kubectl, begun: Instant) -> Result<(), VmEr
     let end = Instant::now() + READY_LIMIT;
     loop {
         let list = kubectl.json(&[&server, "--request-timeout=20s", "get", "nodes"]);
-        let ready = |node: &&serde_json::Value| {
-            let conditions = node.pointer("/status/conditions").and_then(serde_json::Value::as_array);
-            conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
-        };
         let count = list
             .as_ref()
             .ok()
             .and_then(|list| list["items"].as_array())
-            .map_or(0, |nodes| nodes.iter().filter(ready).count());
+            .map_or(0, |nodes| nodes.iter().filter(|node| node_is_ready(node)).count());
         if count >= wanted {
             println!("{:<14} {count} nodes Ready after {:.1} s", lab.name, begun.elapsed().as_secs_f64());
             return Ok(());

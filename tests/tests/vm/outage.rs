@@ -7,7 +7,7 @@ use keelson_tests::lab::{Lab, Space};
 use keelson_tests::manifests;
 use serde_json::Value;
 
-use super::{ASK, NODES, pinned, pod, ready, rolled_out, shell};
+use super::{NODES, pinned, pod, ready, rolled_out, servers_on_both, service_answers, shell};
 
 /// How long a guest may take from its firmware to Ready, translated, on two busy cores.
 const BACK_SECONDS: u64 = 300;
@@ -60,10 +60,7 @@ fn back(lab: &Lab, space: &Space<'_>, app: &str, before: &Value) -> Result<()> {
 /// `systemctl reboot`: the same pods come back and nothing of the boot before is left.
 pub fn reboot(lab: &Lab) -> Result<()> {
     let space = lab.space("reboot")?;
-    for node in NODES {
-        space.apply(&pinned(&format!("web-{node}"), node))?;
-        space.apply(&manifests::service(&format!("web-{node}"), &format!("web-{node}"), "ClusterIP"))?;
-    }
+    servers_on_both(&space)?;
     for node in NODES {
         let app = format!("web-{node}");
         rolled_out(&space, &app)?;
@@ -79,10 +76,7 @@ pub fn reboot(lab: &Lab) -> Result<()> {
         );
         ensure!(ready(lab, node)? == "True", "{node} is not Ready");
         no_leak(lab, node)?;
-        let address = space.cluster_ip(&app)?;
-        lab.until("the Service answers", 60, || {
-            Ok(shell(lab, node, &format!("{ASK} ask {address} 80 /hostname"))?.trim() == before["metadata"]["name"])
-        })?;
+        service_answers(&space, node, &before, &app)?;
     }
     Ok(())
 }

@@ -2,26 +2,20 @@
 
 use anyhow::{Result, ensure};
 use keelson_tests::lab::Lab;
-use keelson_tests::manifests;
+use serde_json::Value;
 
-use super::{ASK, NODES, pinned, pod, ready, rolled_out, shell};
+use super::{ASK, NODES, pinned, pod, ready, rolled_out, servers_on_both, service_answers, shell};
 
 /// Requests through a Service go on while agent and dataplane are restarted, and the pod is not touched.
 pub fn restart_under_traffic(lab: &Lab) -> Result<()> {
     let space = lab.space("restart")?;
-    for node in NODES {
-        space.apply(&pinned(&format!("web-{node}"), node))?;
-        space.apply(&manifests::service(&format!("web-{node}"), &format!("web-{node}"), "ClusterIP"))?;
-    }
+    servers_on_both(&space)?;
     for node in NODES {
         let app = format!("web-{node}");
         rolled_out(&space, &app)?;
         space.endpoints(&app, 1)?;
         let before = pod(&space, &app)?;
-        let address = space.cluster_ip(&app)?;
-        lab.until("the Service answers", 60, || {
-            Ok(shell(lab, node, &format!("{ASK} ask {address} 80 /hostname"))?.trim() == before["metadata"]["name"])
-        })?;
+        let address = service_answers(&space, node, &before, &app)?;
         // Asks until the services have been restarted three times, and counts.
         let script = format!(
             "{ASK}
@@ -39,9 +33,7 @@ pub fn restart_under_traffic(lab: &Lab) -> Result<()> {
         let counts: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         ensure!(counts.len() == 2 && counts[0] > 10 && counts[1] == 0, "{node}: good and bad answers: {said}");
         println!("\n  {node}: {} answers during three restarts, none missing", counts[0]);
-        let after = pod(&space, &app)?;
-        let container = "/status/containerStatuses/0/containerID";
-        ensure!(before.pointer(container) == after.pointer(container), "the container was touched");
+        same_container(&before, &pod(&space, &app)?)?;
         ensure!(ready(lab, node)? == "True", "{node} is not Ready");
     }
     Ok(())
@@ -80,7 +72,10 @@ pub fn watchdog(lab: &Lab) -> Result<()> {
         );
     }
     lab.until("node-2 is Ready", 120, || Ok(ready(lab, "node-2")? == "True"))?;
-    let after = pod(&space, "kept")?;
+    same_container(&before, &pod(&space, "kept")?)
+}
+
+fn same_container(before: &Value, after: &Value) -> Result<()> {
     let container = "/status/containerStatuses/0/containerID";
     ensure!(before.pointer(container) == after.pointer(container), "the container was touched");
     Ok(())
