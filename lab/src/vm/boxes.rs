@@ -117,9 +117,7 @@ fn host_mirrors() -> Result<Mirrors, VmError> {
 }
 
 fn need(program: &'static str, package: &'static str) -> Result<(), VmError> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
-    if folders.map(|folder| folder.join(program)).any(|path| path.is_file()) {
+    if std::env::split_paths(&super::path()).map(|folder| folder.join(program)).any(|path| path.is_file()) {
         return Ok(());
     }
     Err(VmError::Missing { program, package })
@@ -198,9 +196,9 @@ fn modules(from: &Path, to: &Path) -> Result<(), VmError> {
     let dependencies = fsx::read(&from.join("modules.dep"))?;
     let builtin = fsx::read(&from.join("modules.builtin"))?;
     let files = initrd::order(&dependencies, &builtin, initrd::MODULES).map_err(VmError::NoModule)?;
-    for (place, file) in (10..).zip(&files) {
-        let (path, target): (PathBuf, u32) = (from.join(file), place);
-        let target = to.join(format!("{target}-{}.ko", initrd::module_name(file)));
+    for (place, file) in (10_u32..).zip(&files) {
+        let path = from.join(file);
+        let target = to.join(format!("{place}-{}.ko", initrd::module_name(file)));
         if file.ends_with(".xz") {
             let result = Command::new("xz").arg("-dc").arg(&path).output();
             let result = result.map_err(|_| VmError::Missing { program: "xz", package: "xz-utils" })?;
