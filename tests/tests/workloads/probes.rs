@@ -110,6 +110,35 @@ pub fn liveness(lab: &Lab) -> Result<()> {
     )
 }
 
+/// gRPC's health protocol: readiness follows the server, a named service that is not known keeps failing, and restarts.
+pub fn grpc(lab: &Lab) -> Result<()> {
+    let space = lab.space("grpc")?;
+    let readiness = "          readinessProbe:\n            grpc:\n              port: 9000\n            periodSeconds: 1\n            failureThreshold: 1\n";
+    let liveness = "          livenessProbe:\n            grpc:\n              port: 9000\n              service: SERVICE\n            periodSeconds: 1\n            failureThreshold: 2\n          env:\n";
+    let probes = format!("{readiness}{liveness}");
+    for (name, service) in [("well", "alive"), ("lost", "nobody")] {
+        let servers = manifests::servers(name, 1, &["--grpc=9000", "--unready"]);
+        space.apply(&servers.replace("          env:\n", &probes.replace("SERVICE", service)))?;
+    }
+    let pod = lab.wait("the failure is told", 60, || {
+        let told = events(&space)?;
+        let expected = [
+            "Unhealthy: Readiness probe failed: service unhealthy (responded with \"NOT_SERVING\")",
+            "Unhealthy: Liveness probe failed: error: health rpc probe failed: ",
+        ];
+        Ok(expected.iter().all(|text| told.contains(text)).then_some(space.pods("app=well")?))
+    })?;
+    ensure!(status(&pod[0])["ready"] == false && status(&pod[0])["restartCount"] == 0, "{}", status(&pod[0]));
+    let address: Ipv4Addr = pod[0]["status"]["podIP"].as_str().context("no address")?.parse()?;
+    net::request(From::Process(lab.pid("node-1")?), (address, 8080).into(), "POST", "/readyz?ok=true")?;
+    lab.until("it is ready", 20, || Ok(status(&space.pods("app=well")?[0])["ready"] == true))?;
+    lab.until("the other one is restarted", 60, || {
+        Ok(status(&space.pods("app=lost")?[0])["restartCount"].as_i64() >= Some(1))
+    })?;
+    ensure!(status(&space.pods("app=well")?[0])["restartCount"] == 0, "a healthy container was restarted");
+    Ok(())
+}
+
 pub fn startup(lab: &Lab) -> Result<()> {
     let space = lab.space("startup")?;
     let more = r#"      startupProbe:
