@@ -139,6 +139,41 @@ pub fn grpc(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// What others write into a status is read and kept: a gate's condition decides about Ready, a node's extended resource and foreign
+/// condition outlive the agent's reports.
+pub fn gates(lab: &Lab) -> Result<()> {
+    let space = lab.space("gates")?;
+    space.apply(
+        &manifests::shell("gated", "Always", "sleep 600")
+            .replace("spec:\n", "spec:\n  readinessGates: [{conditionType: example.com/gate}]\n"),
+    )?;
+    lab.until("the gate is told", 60, || {
+        let pod = space.json(&["get", "pod", "gated"])?;
+        let ready = condition(&pod, "Ready").context("no condition Ready")?.clone();
+        Ok(status(&pod)["ready"] == true && ready["reason"] == "ReadinessGatesNotReady" && ready["status"] == "False")
+    })?;
+    for wanted in ["True", "False", "True"] {
+        let patch = format!(r#"{{"status":{{"conditions":[{{"type":"example.com/gate","status":"{wanted}"}}]}}}}"#);
+        space.kubectl(&["patch", "pod", "gated", "--subresource=status", "-p", &patch])?;
+        lab.until(&format!("Ready is {wanted}"), 20, || {
+            let pod = space.json(&["get", "pod", "gated"])?;
+            let gate = condition(&pod, "example.com/gate").is_some_and(|gate| gate["status"] == wanted);
+            ensure!(gate, "the gate's condition was changed: {}", pod["status"]["conditions"]);
+            Ok(condition(&pod, "Ready").is_some_and(|ready| ready["status"] == wanted))
+        })?;
+    }
+    let patch = r#"{"status":{"capacity":{"example.com/dongle":"4"},"conditions":[{"type":"KernelDeadlock","status":"False","reason":"Fine"}]}}"#;
+    lab.kubectl(&["patch", "node", "node-1", "--subresource=status", "-p", patch])?;
+    lab.until("the agent has made them allocatable", 30, || {
+        Ok(lab.json(&["get", "node", "node-1"])?["status"]["allocatable"]["example.com/dongle"] == "4")
+    })?;
+    let node = lab.json(&["get", "node", "node-1"])?;
+    let kept =
+        node["status"]["conditions"].as_array().into_iter().flatten().any(|kind| kind["type"] == "KernelDeadlock");
+    ensure!(kept, "the foreign condition is gone: {}", node["status"]["conditions"]);
+    Ok(())
+}
+
 pub fn startup(lab: &Lab) -> Result<()> {
     let space = lab.space("startup")?;
     let more = r#"      startupProbe:
