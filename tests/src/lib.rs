@@ -3,6 +3,7 @@
 //! Nothing in here is a stand-in: clusters come from the `lab` program, requests from a real kubectl or from sockets in
 //! the right network namespace.
 
+pub mod faulty;
 pub mod inventory;
 pub mod lab;
 pub mod manifests;
