@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube_common::notify;
+use kube_common::scheduling::resources::Resources;
 use kube_common::serve::{Endpoints, HealthServer, ListenError};
 use kube_common::tasks::Tasks;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::admission::{Ledger, NodeFacts};
 use crate::cgroup::{self, Cgroups, Layout};
 use crate::config::{Config, NetworkMode};
 use crate::create::NodeSettings;
@@ -237,6 +239,13 @@ pub async fn run(
     let addresses = report::addresses(config.node.node_ip);
     let disk = node::facts::disk(&config.node.root_dir).map_or(0, |(size, _)| size);
     let (_, allocatable) = node::status::resources(&config, &facts, disk);
+    let object = watch::Sender::new(None);
+    let place = NodeFacts {
+        name: name.clone(),
+        allocatable: Resources::read(Some(&allocatable)),
+        labels: node::status::labels(&config, &name, &facts),
+        taints: Vec::new(),
+    };
     let materials = materials(&MaterialsInputs {
         config: config.clone(),
         client: client.clone(),
@@ -264,6 +273,7 @@ pub async fn run(
             config.kubelet.cgroup_driver,
             config.kubelet.cgroups_per_qos,
         ),
+        ledger: Ledger::new(place, object.subscribe()),
         settings: settings(&config, &facts, layout.is_v1()),
         policy: policy(&config),
         network: network_state.subscribe(),
@@ -308,7 +318,6 @@ pub async fn run(
         };
         tasks.spawn("network", managed.run(stop.clone()));
     }
-    let object = watch::Sender::new(None);
     let handles = Handles {
         config: config.clone(),
         node_name: name.clone(),

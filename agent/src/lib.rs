@@ -4,6 +4,7 @@
 //! and relists of the runtime flow back through the [`pleg`] cache to the same workers and on to the pods' status.
 //! Upstream counterpart: kubelet.
 
+pub mod admission;
 pub mod agent;
 pub mod cgroup;
 pub mod clock;

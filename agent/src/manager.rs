@@ -156,6 +156,7 @@ impl Manager {
             }
         }
         self.remove_missing(&wanted);
+        self.keep_places(&wanted);
         self.start_missing(&wanted, stop);
         for (uid, pod) in &wanted {
             if pod::is_static(pod) {
@@ -183,6 +184,16 @@ impl Manager {
         for (uid, handle) in &self.workers {
             if !wanted.contains_key(uid) {
                 handle.tx.send_if_modified(|d| !std::mem::replace(&mut d.removed, true));
+            }
+        }
+    }
+
+    /// What runs already has its place before anything new asks for one.
+    fn keep_places(&self, wanted: &PodSet) {
+        for (uid, pod) in wanted.iter().filter(|(uid, _)| !self.workers.contains_key(*uid) && !self.gone.contains(*uid))
+        {
+            if self.node.pleg.get(uid).is_some_and(|record| record.any_live()) {
+                self.node.ledger.hold(pod);
             }
         }
     }

@@ -10,6 +10,7 @@ pub mod logging;
 pub mod notify;
 mod process;
 pub mod quantity;
+pub mod scheduling;
 pub mod selector;
 pub mod serve;
 pub mod shutdown;

@@ -2,7 +2,8 @@
 //! doubled, nothing is lost and nothing is left behind.
 //!
 //! `KEELSON_TEST_SEED` repeats the moments of an earlier run, which printed its seed. `KEELSON_TEST_AWAY` is how many seconds the
-//! API server is away in the last test.
+//! API server is away in the last test. `KEELSON_TEST_FULL=1`: agents 50 times; containerd 6 times, 20 s apart, under 60 pods (with
+//! `KEELSON_TEST_LIMIT=900`, for that takes minutes).
 
 #[path = "crash_safety/storm.rs"]
 mod storm;
@@ -22,10 +23,30 @@ use serde_json::Value;
 use storm::{Random, Requests};
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
-/// Kills of each program.
-const KILLS: usize = 10;
-/// Shortest and longest pause between a restart and the next kill, in milliseconds: from before it has looked around to long after.
-const PAUSE: (u64, u64) = (100, 2_500);
+/// How a program is killed, and under what.
+#[derive(Clone, Copy)]
+struct Plan {
+    /// How often.
+    kills: usize,
+    /// Shortest and longest pause between a restart and the next kill, in milliseconds.
+    pause: (u64, u64),
+    /// Servers that nothing may touch.
+    steady: u32,
+}
+
+impl Plan {
+    /// Pauses from before it has looked around to long after.
+    const USUAL: Self = Self { kills: 10, pause: (100, 2_500), steady: 4 };
+
+    fn of(program: &str) -> Self {
+        match (std::env::var_os("KEELSON_TEST_FULL").is_some(), program) {
+            (true, "agent") => Self { kills: 50, ..Self::USUAL },
+            (true, "containerd") => Self { kills: 6, pause: (20_000, 20_001), steady: 60 },
+            _ => Self::USUAL,
+        }
+    }
+}
+
 /// How long a killed program may take to run again.
 const RESTART_SECONDS: u64 = 15;
 /// How long the cluster may take to settle after the last kill.
@@ -62,14 +83,15 @@ fn identities(space: &Space<'_>, selector: &str) -> Result<BTreeMap<String, (Str
 }
 
 /// Servers that nothing may touch, behind two Services.
-fn steady<'a>(lab: &'a Lab, name: &str) -> Result<Space<'a>> {
+fn steady<'a>(lab: &'a Lab, name: &str, count: u32) -> Result<Space<'a>> {
     let space = lab.space(name)?;
-    space.apply(&manifests::servers("steady", 4, &["--http=8080", "--tcp-echo=7000"]))?;
+    space.apply(&manifests::servers("steady", count, &["--http=8080", "--tcp-echo=7000"]))?;
     space.apply(&manifests::service("steady", "steady", "NodePort"))?;
     space.apply(&manifests::service("echo", "steady", "ClusterIP").replace("targetPort: http", "targetPort: 7000"))?;
     space.rolled_out("steady")?;
-    space.endpoints("steady", 4)?;
-    space.endpoints("echo", 4)?;
+    let count = usize::try_from(count)?;
+    space.endpoints("steady", count)?;
+    space.endpoints("echo", count)?;
     Ok(space)
 }
 
@@ -86,9 +108,10 @@ fn survives(lab: &Lab, program: &str, machines: &[&str]) -> Result<()> {
     // A start that is under way when containerd dies has failed, and the next one is a restart.
     let strict = program != "containerd";
     println!("\n    KEELSON_TEST_SEED={seed}");
-    let space = steady(lab, &format!("storm-{program}"))?;
+    let plan = Plan::of(program);
+    let space = steady(lab, &format!("storm-{program}"), plan.steady)?;
     let before = identities(&space, "app=steady")?;
-    let outcome = storm(lab, &space, program, machines, Random(seed))?;
+    let outcome = storm(lab, &space, program, machines, plan, Random(seed))?;
     let begun = Instant::now();
     lab.wait("the API server answers", 30, || lab.kubectl(&["get", "--raw", "/readyz"]).map(Some))?;
     for (deployment, replicas) in &outcome.deployments {
@@ -111,7 +134,14 @@ fn survives(lab: &Lab, program: &str, machines: &[&str]) -> Result<()> {
     settled(lab, true)
 }
 
-fn storm(lab: &Lab, space: &Space<'_>, program: &str, machines: &[&str], mut random: Random) -> Result<Outcome> {
+fn storm(
+    lab: &Lab,
+    space: &Space<'_>,
+    program: &str,
+    machines: &[&str],
+    plan: Plan,
+    mut random: Random,
+) -> Result<Outcome> {
     let stop = AtomicBool::new(false);
     let node = From::Process(lab.pid("node-1")?);
     let inside = (space.cluster_ip("steady")?, 80).into();
@@ -129,7 +159,7 @@ fn storm(lab: &Lab, space: &Space<'_>, program: &str, machines: &[&str], mut ran
         let door = scope.spawn(|| storm::new_connections(From::Host, outside, &stop));
         let kept = scope.spawn(|| storm::kept_connection(kept, &stop));
         let objects = scope.spawn(|| objects(lab, &space.name, api, churning));
-        let killed = kills(lab, program, machines, &mut random);
+        let killed = kills(lab, program, machines, plan, &mut random);
         // A watch hears of the last writes.
         std::thread::sleep(Duration::from_secs(2));
         stop.store(true, Ordering::Relaxed);
@@ -171,11 +201,12 @@ fn objects(lab: &Lab, space: &str, random: Random, stop: &AtomicBool) -> Result<
 }
 
 /// Kills the program on one of the machines, again and again, at moments that the seed chooses.
-fn kills(lab: &Lab, program: &str, machines: &[&str], random: &mut Random) -> Result<()> {
+fn kills(lab: &Lab, program: &str, machines: &[&str], plan: Plan, random: &mut Random) -> Result<()> {
     let mut slowest = Duration::ZERO;
-    for number in 0..KILLS {
+    let (shortest, longest) = plan.pause;
+    for number in 0..plan.kills {
         let machine = machines[usize::try_from(random.below(machines.len() as u64))?];
-        std::thread::sleep(Duration::from_millis(PAUSE.0 + random.below(PAUSE.1 - PAUSE.0)));
+        std::thread::sleep(Duration::from_millis(shortest + random.below(longest - shortest)));
         let pid = lab.service_status(machine, program)?["pid"].as_i64();
         lab.service(machine, program, "kill").with_context(|| format!("kill {number}"))?;
         let begun = Instant::now();
@@ -187,7 +218,7 @@ fn kills(lab: &Lab, program: &str, machines: &[&str], random: &mut Random) -> Re
         })?;
         slowest = slowest.max(begun.elapsed());
     }
-    println!("    {KILLS} kills of {program}, started again within {slowest:.1?}");
+    println!("    {} kills of {program}, started again within {slowest:.1?}", plan.kills);
     Ok(())
 }
 
@@ -243,7 +274,7 @@ fn kept(space: &Space<'_>, outcome: &Outcome) -> Result<()> {
 
 fn api_server_away(lab: &Lab) -> Result<()> {
     let away = std::env::var("KEELSON_TEST_AWAY").ok().and_then(|text| text.parse().ok()).unwrap_or(AWAY_SECONDS);
-    let space = steady(lab, "away")?;
+    let space = steady(lab, "away", Plan::USUAL.steady)?;
     // Lives about a second, then is restarted: by the node alone.
     space.apply(&manifests::shell("restless", "Always", "sleep 1; exit 1"))?;
     let more = "      livenessProbe:\n        exec:\n          command: [\"test\", \"!\", \"-e\", \"/tmp/sick\"]\n        periodSeconds: 1\n        failureThreshold: 1\n";

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ("a_container_that_may_not_be_root_does_not_start_as_root", container::never_root),
         ("requests_and_limits_reach_the_cgroups", container::resources),
         ("too_much_memory_is_told_as_oom_killed", container::out_of_memory),
+        ("pods_that_do_not_fit_are_refused_or_wait_for_room", container::admission),
         ("host_network_is_the_nodes", container::host_network),
         ("images_are_pulled_always_never_or_when_missing", container::pulls),
         ("termination_messages_come_from_the_file_or_the_log", container::last_words),

@@ -24,12 +24,13 @@ use tracing::{debug, info, warn};
 
 use whole::Whole;
 
+use crate::admission::{Ledger, ROOM_LOOK, Refusal, Verdict};
 use crate::cgroup::Cgroups;
 use crate::clock;
 use crate::create::{NodeSettings, sysctl};
 use crate::events::Recorder;
-use crate::flight::Flight;
 use crate::flight::line::Step;
+use crate::flight::{Doing, Flight};
 use crate::images::Images;
 use crate::materials::Materials;
 use crate::metrics::Metrics;
@@ -69,6 +70,8 @@ pub struct NodeContext {
     pub materials: Arc<dyn Materials>,
     /// Pod cgroups.
     pub cgroups: Cgroups,
+    /// Who has a place on the node.
+    pub ledger: Ledger,
     /// Settings of creation.
     pub settings: NodeSettings,
     /// Settings of decisions.
@@ -129,6 +132,10 @@ pub(crate) struct Worker {
     network_reported: bool,
     /// First sight of a pod that does not run yet.
     fresh: Option<Instant>,
+    /// It has its place on the node.
+    admitted: bool,
+    /// It waits for one.
+    admission: Option<Doing>,
     /// Calls that are never cut short.
     calls: Whole,
 }
@@ -148,6 +155,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
     let mut records = node.pleg.subscribe(&uid);
     let mut network = node.network.clone();
     let mut objects = node.materials.changed(&uid);
+    let mut displaced = node.ledger.displaced();
     let previous = node.statuses.get(&uid).map(|s| (*s).clone()).or_else(|| pod.status.clone()).unwrap_or_default();
     let probes = Probes::new(node.clone(), &previous);
     let mut verdicts = probes.changes();
@@ -165,6 +173,8 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         end: None,
         network_reported: false,
         fresh: None,
+        admitted: false,
+        admission: None,
         calls: Whole::default(),
     };
     worker.node.flight.seen(&worker.pod);
@@ -201,6 +211,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
             Ok(()) = records.changed() => {}
             Ok(()) = verdicts.changed() => {}
             Ok(()) = network.changed() => {}
+            Ok(_) = displaced.wait_for(|list| list.contains(&uid)) => {}
             // A closed channel says that nothing will ever change.
             Ok(()) = objects.changed() => {}
             () = tokio::time::sleep(clock::until(at)) => {}
@@ -295,8 +306,13 @@ impl Worker {
         self.seen = record.clone();
         self.update_probes(&record);
         let phase = self.publish(&record, false);
-        if phase.is_terminal() || self.past_deadline() || self.refused(&record) {
+        if phase.is_terminal() || self.past_deadline() || self.displaced() {
             return Next::Finished;
+        }
+        match self.admit(&record) {
+            Verdict::Admitted => {}
+            Verdict::Soon => return Next::At(clock::now() + nanos(ROOM_LOOK)),
+            Verdict::Refused(_) => return Next::Finished,
         }
         let mut actions = self.decide(&record);
         self.note_backing_off(&actions);
@@ -355,21 +371,46 @@ impl Worker {
         past
     }
 
-    /// Whether a pod of which nothing was made yet may not run here (upstream's admission).
-    fn refused(&mut self, record: &PodRecord) -> bool {
-        if !record.sandboxes.is_empty() || !record.containers.is_empty() {
-            return false;
+    /// Whether the pod has to make room for a critical one.
+    fn displaced(&mut self) -> bool {
+        let displaced = self.node.ledger.displaced().borrow().contains(self.uid());
+        if displaced {
+            let message = "Preempted in order to admit critical pod";
+            self.node.recorder.pod(&self.pod, "Warning", "Preempting", message);
+            self.end = Some(NodeEnd { reason: "Preempting".into(), message: message.into() });
         }
-        let doing = self.node.flight.begin(&self.pod, None, Step::Admission);
-        let Some(why) = sysctl::forbidden(&self.pod, &self.node.settings.allowed_unsafe_sysctls) else {
-            doing.done("");
-            return false;
+        displaced
+    }
+
+    /// Whether a pod of which nothing was made yet may run here (upstream's admission).
+    fn admit(&mut self, record: &PodRecord) -> Verdict {
+        if !record.sandboxes.is_empty() || !record.containers.is_empty() {
+            self.node.ledger.hold(&self.pod);
+            return Verdict::Admitted;
+        }
+        if self.admitted {
+            return Verdict::Admitted;
+        }
+        let unsafe_sysctl = sysctl::forbidden(&self.pod, &self.node.settings.allowed_unsafe_sysctls);
+        let verdict = match unsafe_sysctl {
+            Some(message) => Verdict::Refused(Refusal { reason: sysctl::FORBIDDEN_REASON.into(), message }),
+            None => self.node.ledger.ask(&self.pod),
         };
-        doing.failed(&*why);
-        self.node.recorder.pod(&self.pod, "Warning", "SysctlForbidden", &why);
-        let message = format!("Pod was rejected: {why}");
-        self.end = Some(NodeEnd { reason: "SysctlForbidden".into(), message });
-        true
+        let doing = self.admission.take().unwrap_or_else(|| self.node.flight.begin(&self.pod, None, Step::Admission));
+        match &verdict {
+            Verdict::Admitted => {
+                self.admitted = true;
+                doing.done("");
+            }
+            Verdict::Soon => self.admission = Some(doing),
+            Verdict::Refused(why) => {
+                doing.failed(format!("{}: {}", why.reason, why.message));
+                self.node.recorder.pod(&self.pod, "Warning", &why.reason, &why.message);
+                let message = format!("Pod was rejected: {}", why.message);
+                self.end = Some(NodeEnd { reason: why.reason.clone(), message });
+            }
+        }
+        verdict
     }
 
     fn next_look(&mut self, actions: &Actions, clean: bool) -> Next {

@@ -32,6 +32,8 @@ fn seconds(s: i64) -> Duration {
 impl Worker {
     /// Ends the pod: stops it, waits until nothing lives, cleans up.
     pub(super) async fn end(&mut self, desired: &mut watch::Receiver<Desired>, stop: &CancellationToken) -> Outcome {
+        self.admission = None;
+        self.node.ledger.ending(self.uid());
         let mut pause = RETRY_MIN;
         // A container that was just being made has to be known before everything can be stopped.
         if self.calls.idle().await {
@@ -64,6 +66,7 @@ impl Worker {
             }
             pause = (pause * 2).min(RETRY_MAX);
         }
+        self.node.ledger.release(self.uid());
         self.probes.stop();
         self.waiting.clear();
         let record = self.record();

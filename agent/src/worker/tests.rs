@@ -20,6 +20,14 @@ struct Bench {
     _dir: tempfile::TempDir,
 }
 
+/// Two cores and ten pods.
+fn ledger() -> Ledger {
+    let list = serde_json::from_value(json!({"cpu": "2", "memory": "4Gi", "pods": "10"})).unwrap();
+    let allocatable = kube_common::scheduling::resources::Resources::read(Some(&list));
+    let facts = crate::admission::NodeFacts { allocatable, ..crate::admission::NodeFacts::default() };
+    Ledger::new(facts, watch::Sender::new(None).subscribe())
+}
+
 fn bench() -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let fake = Arc::new(FakeRuntime::with_images(&["busybox:1"]));
@@ -36,6 +44,7 @@ fn bench() -> Bench {
         statuses: Arc::default(),
         materials: Arc::new(Bare),
         cgroups: Cgroups::new(Layout::Unified(path("cgroup")), "", CgroupDriver::Cgroupfs, false),
+        ledger: ledger(),
         settings: NodeSettings {
             logs_root: path("pods"),
             links_root: path("links"),
@@ -230,6 +239,68 @@ async fn an_unsafe_sysctl_is_refused_before_anything_is_made() {
     b.until("allowed by the configuration", phase("Running")).await;
     r.stop.cancel();
     r.task.await.unwrap();
+}
+
+/// A pod with a UID of its own that asks for CPU.
+fn asks(uid: &str, cpu: &str, priority: i32) -> Arc<Pod> {
+    let container = json!({"name": "m", "image": "busybox:1", "resources": {"requests": {"cpu": cpu}}});
+    let spec = json!({"terminationGracePeriodSeconds": 1, "priority": priority, "containers": [container]});
+    let mut pod = Arc::unwrap_or_clone(pod(spec));
+    pod.metadata.uid = Some(uid.into());
+    pod.metadata.name = Some(uid.into());
+    Arc::new(pod)
+}
+
+#[tokio::test]
+async fn who_does_not_fit_is_refused_and_who_runs_is_never_judged_again() {
+    let b = bench();
+    let first = b.start(asks("u1", "1500m", 0));
+    b.until("running", phase("Running")).await;
+    let second = b.start(asks("u2", "1", 0));
+    let wait = || async {
+        while b.node.statuses.get("u2").is_none_or(|s| s.phase.as_deref() != Some("Failed")) {
+            tokio::time::sleep(Duration::from_millis(5)).await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), wait()).await.unwrap();
+    let status = b.node.statuses.get("u2").unwrap();
+    assert_eq!(status.reason.as_deref(), Some("OutOfcpu"));
+    let message =
+        "Pod was rejected: Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000";
+    assert_eq!(status.message.as_deref(), Some(message));
+    // An agent that starts anew on a smaller node.
+    first.stop.cancel();
+    first.task.await.unwrap();
+    b.node.ledger.release("u1");
+    b.node.ledger.hold(&asks("u3", "2", 0));
+    let again = b.start(asks("u1", "1500m", 0));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(b.node.statuses.get("u1").unwrap().phase.as_deref(), Some("Running"));
+    for r in [again, second] {
+        r.stop.cancel();
+    }
+}
+
+#[tokio::test]
+async fn a_critical_pod_takes_the_place_of_a_weaker_one() {
+    let b = bench();
+    let weak = b.start(asks("u2", "1500m", 0));
+    let seen = |uid: &'static str, phase: &'static str| {
+        let statuses = b.node.statuses.clone();
+        async move {
+            while statuses.get(uid).is_none_or(|s| s.phase.as_deref() != Some(phase)) {
+                tokio::time::sleep(Duration::from_millis(5)).await
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), seen("u2", "Running")).await.unwrap();
+    let critical = b.start(asks("u1", "1", 2_000_000_000));
+    tokio::time::timeout(Duration::from_secs(5), seen("u1", "Running")).await.unwrap();
+    let status = b.node.statuses.get("u2").unwrap();
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("Preempting")));
+    for r in [weak, critical] {
+        r.stop.cancel();
+    }
 }
 
 #[tokio::test]

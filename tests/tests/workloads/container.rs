@@ -315,3 +315,45 @@ pub fn last_words(lab: &Lab) -> Result<()> {
     ensure!(message("long")?.len() == 4096);
     Ok(())
 }
+
+/// A pod that no scheduler has looked at and that does not fit: refused with upstream's words, and nothing of it stays; one that suits
+/// comes as soon as a pod that is ending has made room.
+pub fn admission(lab: &Lab) -> Result<()> {
+    let space = lab.space("admission")?;
+    let bound = |name: &str, more: &str| {
+        manifests::shell(name, "Never", "trap '' TERM; while true; do sleep 1; done")
+            .replace("spec:\n", &format!("spec:\n  nodeName: node-1\n{more}"))
+    };
+    let asking =
+        |name: &str, cpu: &str| format!("{}      resources:\n        requests: {{cpu: {cpu}}}\n", bound(name, ""));
+    let cores: f64 = lab.kubectl(&["get", "node", "node-1", "-o", "jsonpath={.status.allocatable.cpu}"])?.parse()?;
+    space.apply(&asking("greedy", "1000"))?;
+    space.apply(&bound("elsewhere", "  nodeSelector: {place: elsewhere}\n"))?;
+    for (pod, reason, message) in [
+        ("greedy", "OutOfcpu", "Pod was rejected: Node didn't have enough resource: cpu, requested: 1000000, used: "),
+        (
+            "elsewhere",
+            "NodeAffinity",
+            "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+        ),
+    ] {
+        let found = lab.wait(&format!("{pod} is refused"), 30, || {
+            let pod = space.json(&["get", "pod", pod])?;
+            Ok((pod["status"]["phase"] == "Failed").then_some(pod))
+        })?;
+        let said = found["status"]["message"].as_str().unwrap_or_default();
+        ensure!(found["status"]["reason"] == reason && said.starts_with(message), "{}", found["status"]);
+    }
+    contains(
+        &events(&space)?,
+        &["OutOfcpu: Node didn't have enough resource: cpu", "NodeAffinity: Predicate NodeAffinity failed"],
+    )?;
+    let most = format!("{}m", (cores * 1000.0 * 0.6).round());
+    space.apply(&asking("first", &most).replace("GracePeriodSeconds: 1", "GracePeriodSeconds: 4"))?;
+    space.ready_pod("first")?;
+    space.kubectl(&["delete", "pod", "first", "--wait=false"])?;
+    space.apply(&asking("second", &most))?;
+    let second = space.ready_pod("second")?;
+    ensure!(second["status"]["reason"].is_null(), "{}", second["status"]);
+    Ok(())
+}

@@ -14,8 +14,8 @@ use crate::meta::{annotation, labels, name_of};
 use crate::pod_control::generated_pod;
 use crate::pods;
 use crate::revisions::plan::REVISION_LABEL;
-use crate::scheduler::affinity::{NAME_FIELD, is_wanted};
 use crate::scheduler::filter::untolerated;
+use kube_common::scheduling::affinity::{NAME_FIELD, is_wanted};
 
 /// Counts changes of the template; kept by the API server, shown on pods.
 const GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.generation";

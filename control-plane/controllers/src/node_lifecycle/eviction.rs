@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::scheduler::affinity::tolerates;
+use kube_common::scheduling::affinity::tolerates;
 
 /// When the pod must leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

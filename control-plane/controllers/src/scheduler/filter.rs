@@ -5,8 +5,8 @@
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-use super::affinity::{is_tolerated, is_wanted};
 use super::model::{NodeInfo, PodInfo};
+use kube_common::scheduling::affinity::{is_tolerated, is_wanted};
 
 /// Why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,7 +102,7 @@ fn no_room(pod: &PodInfo, node: &NodeInfo) -> Option<Rejection> {
     check("memory", want.memory, used.memory, total.memory);
     check("ephemeral-storage", want.ephemeral, used.ephemeral, total.ephemeral);
     for (name, amount) in &want.other {
-        let of = |list: &super::resources::Resources| list.other.get(name).copied().unwrap_or(0);
+        let of = |list: &kube_common::scheduling::resources::Resources| list.other.get(name).copied().unwrap_or(0);
         check(name, *amount, of(used), of(total));
     }
     (!reasons.is_empty()).then_some(Rejection { reasons, eviction_could_help })

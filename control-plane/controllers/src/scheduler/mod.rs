@@ -1,7 +1,7 @@
 //! The scheduler: which node gets which pod.
 //!
-//! [`resources`] reads requests, [`model`] holds what is known of nodes and pods, [`affinity`], [`filter`] and
-//! [`score`] judge one node for one pod, [`decide`] picks the node, [`queue`] says which pod is next; all pure.
+//! [`model`] holds what is known of nodes and pods, [`filter`] and [`score`] judge one node for one pod (with
+//! `kube_common::scheduling`, which the node agent's admission shares), [`decide`] picks the node, [`queue`] says which pod is next; all pure.
 //! [`shell`] feeds the model from the caches and sends bindings.
 //!
 //! Invariants: a pod that was decided for counts on its node at once ("assumed"), before the API server says so; a pod
@@ -9,12 +9,10 @@
 //!
 //! Upstream counterpart: `pkg/scheduler`; names, weights and messages of its default profile.
 
-pub mod affinity;
 pub mod brain;
 pub mod decide;
 pub mod filter;
 pub mod model;
 pub mod queue;
-pub mod resources;
 pub mod score;
 pub mod shell;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, Pod, PreferredSchedulingTerm, Taint, Toleration};
 
-use super::affinity::named_nodes;
-use super::resources::{Resources, pod_requests, pod_requests_nonzero};
 use crate::engine::Key;
+use kube_common::scheduling::affinity::named_nodes;
+use kube_common::scheduling::resources::{Resources, pod_requests, pod_requests_nonzero};
 
 /// A port that a pod takes on its node.
 #[derive(Debug, Clone, PartialEq, Eq)]

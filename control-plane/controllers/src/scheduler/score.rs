@@ -3,9 +3,9 @@
 //! Upstream counterpart: the Score half of the default plugins, with their weights: TaintToleration 3, NodeAffinity 2,
 //! NodeResourcesFit (LeastAllocated) 1, NodeResourcesBalancedAllocation 1, ImageLocality 1.
 
-use super::affinity::term_matches;
 use super::filter::untolerated;
 use super::model::{Cluster, NodeInfo, PodInfo};
+use kube_common::scheduling::affinity::term_matches;
 
 /// Best score of one plugin.
 const MAX: i64 = 100;

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Amount;
-use kube_common::quantity::Quantity;
+
+use crate::quantity::Quantity;
 
 /// What a container without a CPU request counts as when nodes are compared (upstream's 100m).
 pub const DEFAULT_MILLI_CPU: i64 = 100;
