@@ -19,6 +19,7 @@ use crate::cgroup::{self, Cgroups, Layout};
 use crate::config::{Config, NetworkMode};
 use crate::create::NodeSettings;
 use crate::events::{self, Recorder};
+use crate::flight::Flight;
 use crate::images::Images;
 use crate::manager::{Manager, View};
 use crate::materials::Materials;
@@ -146,6 +147,8 @@ pub struct Handles {
     pub runtime: Arc<dyn Runtime>,
     /// Addresses of the node.
     pub addresses: Vec<String>,
+    /// What happened to the pods.
+    pub flight: Arc<Flight>,
     /// The node object once registered.
     pub node: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
     /// Health and metrics.
@@ -221,7 +224,9 @@ pub async fn run(
         tasks.spawn("runtime-events", crate::runtime::events::read(socket, hint_tx, stop.clone()));
     }
     tasks.spawn("pleg", pleg.clone().run(hint_rx, stop.clone()));
-    let (recorder, queue) = Recorder::new(&name);
+    let (flight, recording) = Flight::new(&config.node.root_dir, stop.clone());
+    tasks.spawn("flight-recorder", recording);
+    let (recorder, queue) = Recorder::new(&name, flight.clone());
     tasks.spawn("events", events::send(queue, client.clone(), name.clone(), stop.clone()));
     if layout.is_v1() {
         let text = "cgroup v1 is in maintenance mode upstream; everything works, moving to cgroup v2 is advised";
@@ -249,6 +254,7 @@ pub async fn run(
         runtime: runtime.clone(),
         pleg: pleg.clone(),
         recorder: recorder.clone(),
+        flight: flight.clone(),
         metrics,
         statuses: statuses.clone(),
         materials,
@@ -312,6 +318,7 @@ pub async fn run(
         pleg: pleg.clone(),
         runtime: runtime.clone(),
         addresses: addresses.clone(),
+        flight,
         node: object.subscribe(),
         endpoints,
     };

@@ -19,6 +19,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::clock;
+use crate::flight::Flight;
+use crate::flight::line::What;
 use crate::pod;
 
 /// Events that may wait to be sent.
@@ -50,24 +52,25 @@ pub struct Entry {
 pub struct Recorder {
     node: String,
     tx: mpsc::Sender<Entry>,
+    flight: Arc<Flight>,
 }
 
 impl Recorder {
     /// A recorder and the queue its sender reads.
     #[must_use]
-    pub fn new(node: &str) -> (Arc<Self>, mpsc::Receiver<Entry>) {
+    pub fn new(node: &str, flight: Arc<Flight>) -> (Arc<Self>, mpsc::Receiver<Entry>) {
         let (tx, rx) = mpsc::channel(QUEUE);
-        (Arc::new(Self { node: node.to_owned(), tx }), rx)
+        (Arc::new(Self { node: node.to_owned(), tx, flight }), rx)
     }
 
     /// An event about a pod.
     pub fn pod(&self, pod: &Pod, kind: &str, reason: &str, message: &str) {
-        self.send(reference(pod, None), kind, reason, message);
+        self.tell(pod, None, kind, reason, message);
     }
 
     /// An event about one container of a pod.
     pub fn container(&self, pod: &Pod, container: &Container, kind: &str, reason: &str, message: &str) {
-        self.send(reference(pod, Some(&container.name)), kind, reason, message);
+        self.tell(pod, Some(&container.name), kind, reason, message);
     }
 
     /// An event about this node.
@@ -79,6 +82,12 @@ impl Recorder {
             ..ObjectReference::default()
         };
         self.send(object, kind, reason, message);
+    }
+
+    fn tell(&self, pod: &Pod, container: Option<&str>, kind: &str, reason: &str, message: &str) {
+        let what = if kind == "Warning" { What::Warning } else { What::Event };
+        self.flight.note(pod, container, what(reason.to_owned()), message);
+        self.send(reference(pod, container), kind, reason, message);
     }
 
     fn send(&self, object: ObjectReference, kind: &str, reason: &str, message: &str) {

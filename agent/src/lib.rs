@@ -13,6 +13,7 @@ pub mod dns;
 pub mod embedded;
 pub mod env;
 pub mod events;
+pub mod flight;
 pub mod gc;
 pub mod hooks;
 pub mod hosts;

@@ -8,6 +8,7 @@ use clap::Parser;
 use keelson_agent::agent;
 use keelson_agent::config::{self, Flags};
 use keelson_agent::embedded;
+use keelson_agent::flight;
 use keelson_agent::node_materials::NodeMaterials;
 use keelson_agent::view;
 
@@ -18,6 +19,15 @@ const BLOCKING_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
+    if let Some(command) = &flags.command {
+        return match config::root_dir(&flags) {
+            Ok(root_dir) => flight::command::run(command, &root_dir),
+            Err(error) => {
+                eprintln!("agent: {error}");
+                ExitCode::from(CONFIG_ERROR)
+            }
+        };
+    }
     kube_common::logging::init(flags.verbosity);
     kube_common::tls::install_ring();
     let config = match config::load(&flags) {
@@ -45,7 +55,7 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(async {
         let stop = kube_common::shutdown::on_signals()?;
         let materials = Box::new(|inputs: &agent::MaterialsInputs| NodeMaterials::start(inputs) as _);
-        let mut extensions: Vec<agent::Extension> = vec![Box::new(view::serve)];
+        let mut extensions: Vec<agent::Extension> = vec![Box::new(view::serve), Box::new(flight::serve::start)];
         extensions.extend(dataplane.map(|config| Box::new(embedded::serve(config)) as _));
         agent::run(config, materials, extensions, stop).await?;
         anyhow::Ok(())

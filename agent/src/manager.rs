@@ -147,7 +147,7 @@ impl Manager {
         for (uid, pod) in &wanted {
             if let Some(handle) = self.workers.get(uid) {
                 handle.tx.send_if_modified(|d| {
-                    let changed = !Arc::ptr_eq(&d.pod, pod) && !d.removed;
+                    let changed = !d.removed && !Arc::ptr_eq(&d.pod, pod) && !pod::same_wish(&d.pod, pod);
                     if changed {
                         d.pod = pod.clone();
                     }

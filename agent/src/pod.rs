@@ -10,6 +10,8 @@ use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec, Re
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use kube_common::quantity::Quantity;
 
+use crate::status::conditions::of_others;
+
 /// Annotation naming the source a pod came from (`file`, `http`, `api`).
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 /// Annotation with the time a source first saw the pod.
@@ -51,6 +53,20 @@ pub fn full_name(pod: &Pod) -> String {
 #[must_use]
 pub fn display(pod: &Pod) -> String {
     format!("{}_{}({})", name(pod), namespace(pod), uid(pod))
+}
+
+/// Whether two versions of a pod ask the same of the node: what differs is bookkeeping or what the agent itself reported.
+#[must_use]
+pub fn same_wish(a: &Pod, b: &Pod) -> bool {
+    let metadata = |pod: &Pod| {
+        let m = &pod.metadata;
+        (m.generation, m.deletion_timestamp.clone(), m.deletion_grace_period_seconds)
+    };
+    metadata(a) == metadata(b)
+        && a.metadata.labels == b.metadata.labels
+        && a.metadata.annotations == b.metadata.annotations
+        && a.spec == b.spec
+        && of_others(a).eq(of_others(b))
 }
 
 /// One annotation's value.

@@ -1,5 +1,8 @@
 //! What a node does with pods that die, that cannot start, and that no API server knows.
 
+#[path = "node/explain.rs"]
+mod explain;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,6 +22,8 @@ fn main() -> ExitCode {
         ("a_pod_ends_within_its_grace", grace),
         ("several_containers_share_a_network", several_containers),
         ("a_finished_pod_is_succeeded_or_failed", finished),
+        ("the_agent_explains_its_pods_now_and_then", explain::explain),
+        ("a_slow_step_is_told_in_the_pods_condition", explain::slow_steps),
         ("pods_are_gone_from_the_node_after_deletion", nothing_left),
     ];
     suite::main("node", 1, tests)

@@ -19,6 +19,8 @@ fn main() -> ExitCode {
     let tests: &[Test] = &[
         ("a_readiness_failure_takes_the_endpoint_out_and_back", probes::readiness),
         ("a_liveness_failure_restarts_the_container", probes::liveness),
+        ("grpc_probes_ask_for_a_services_health", probes::grpc),
+        ("what_others_write_into_a_status_is_read_and_kept", probes::gates),
         ("a_startup_probe_holds_the_others_back", probes::startup),
         ("a_startup_probe_that_never_passes_restarts", probes::startup_fails),
         ("a_probe_that_hangs_or_talks_too_much_fails_and_leaves_nothing", probes::hangs),

@@ -137,7 +137,7 @@ mod tests {
         std::fs::create_dir_all(&file).unwrap();
         let layout = Layout::PerController(vec![("memory".into(), mount)]);
         let cgroups = Cgroups::new(layout, "", CgroupDriver::Cgroupfs, true);
-        let (recorder, mut queue) = Recorder::new("n1");
+        let (recorder, mut queue) = Recorder::new("n1", crate::flight::Flight::idle());
         let stop = CancellationToken::new();
         let task = tokio::spawn(enforce(cgroups, limits(&reserving(&[ENFORCE_PODS]), &facts(), None), recorder, stop));
         let first = format!("{:?}", queue.recv().await.unwrap());

@@ -16,6 +16,7 @@ use clap::Parser;
 use k8s_openapi::api::core::v1::Taint;
 use kube_common::config::{self, ConfigError, Document, Mistake};
 
+use crate::flight::command::Command;
 pub use kubelet::KubeletConfiguration;
 pub use node::{DataplaneMode, NetworkMode, NodeConfig};
 
@@ -32,7 +33,7 @@ const NODE_API: &str = "keelson.dev/v1alpha1";
 )]
 pub struct Flags {
     /// File with KubeletConfiguration and NodeConfig documents
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub config: Option<PathBuf>,
     /// Folder whose *.conf files override the file, sorted, later wins
     #[arg(long)]
@@ -50,7 +51,7 @@ pub struct Flags {
     #[arg(long)]
     pub node_ip: Option<String>,
     /// State directory
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub root_dir: Option<PathBuf>,
     /// Directory of the agent's certificates
     #[arg(long)]
@@ -70,6 +71,9 @@ pub struct Flags {
     /// Log verbosity, 0 to 9
     #[arg(long = "v", short = 'v', default_value_t = 0)]
     pub verbosity: u8,
+    /// A question to the running agent, instead of being one
+    #[command(subcommand)]
+    pub command: Option<Command>,
 }
 
 /// The whole configuration after merging.
@@ -126,6 +130,18 @@ pub fn load(flags: &Flags) -> Result<Config, LoadError> {
     let mut out = merge(&documents, &exists)?;
     apply_flags(&mut out, flags)?;
     Ok(out)
+}
+
+/// The state directory that flags or configuration name.
+///
+/// # Errors
+/// As [`load`], of a file that is given and needed.
+pub fn root_dir(flags: &Flags) -> Result<PathBuf, LoadError> {
+    match &flags.root_dir {
+        Some(path) => Ok(path.clone()),
+        None if flags.config.is_none() => Ok(NodeConfig::default().root_dir),
+        None => Ok(load(flags)?.node.root_dir),
+    }
 }
 
 fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {

@@ -47,7 +47,7 @@ fn follower() -> (Follower<FakeRoutes>, tokio::sync::mpsc::Receiver<crate::event
         ranges: vec!["10.244.0.0/24".parse().unwrap()],
         addresses: vec![[192, 0, 2, 1].into()],
     };
-    let (recorder, events) = Recorder::new("a");
+    let (recorder, events) = Recorder::new("a", crate::flight::Flight::idle());
     (Follower::new(FakeRoutes::default(), own, recorder, watch::Sender::new(None)), events)
 }
 

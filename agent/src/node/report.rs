@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -134,9 +134,8 @@ impl Reporter {
         api.patch(&self.name, &PatchParams::default(), &Patch::Merge(&body)).await.map_err(|e| brief(&e))
     }
 
-    async fn send(&self, api: &Api<Node>, old: &NodeStatus, new: &NodeStatus) -> Result<Node, String> {
-        let (old, new) = (json!(old), json!(new));
-        let status = patch::diff(&old, &new).unwrap_or_else(|| json!({}));
+    async fn send(&self, api: &Api<Node>, old: &Value, new: &Value) -> Result<Node, String> {
+        let status = patch::diff(old, new).unwrap_or_else(|| json!({}));
         let body = json!({"status": status});
         let params = PatchParams::default();
         let body = Patch::Strategic(body);
@@ -189,8 +188,10 @@ impl Reporter {
             }
             let fresh = self.compute(Some(&known)).await;
             let due = sent.is_none_or(|at| at.elapsed() >= every);
-            if due || status::differs(&known, &fresh) {
-                match self.send(api, &known, &fresh).await {
+            let old = json!(known);
+            let new = patch::node_status(&old, json!(fresh));
+            if due || status::differs(&old, &new) {
+                match self.send(api, &old, &new).await {
                     Ok(node) => {
                         self.take(&node);
                         known = node.status.unwrap_or(fresh);

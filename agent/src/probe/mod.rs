@@ -5,6 +5,7 @@
 //! passes; containers that the API knew as ready or started keep that after an agent restart until a real probe says
 //! otherwise. Upstream counterpart: `pkg/kubelet/prober`.
 
+mod grpc;
 pub mod http;
 mod task;
 

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::http::{self, Answer};
-use super::{Board, Kind};
+use super::{Board, Kind, grpc};
 use crate::clock;
 use crate::pod;
 use crate::runtime::RuntimeError;
@@ -19,6 +19,8 @@ use crate::worker::NodeContext;
 const TRIES: u32 = 3;
 /// Probes are splayed over their period when the agent is younger than this: upstream does it at its own start only.
 const YOUNG: Duration = Duration::from_secs(10);
+/// How probes name themselves, as upstream's of this release.
+const USER_AGENT: &str = "kube-probe/1.37";
 /// Most bytes of output that are shown.
 const MAX_OUTPUT: usize = 10 << 10;
 
@@ -144,7 +146,7 @@ impl Task {
         }
         let ip = self.pod_ip();
         if let Some(get) = &probe.http_get {
-            let request = http::get(get, &self.container, ip.as_deref(), "kube-probe/1.37");
+            let request = http::get(get, &self.container, ip.as_deref(), USER_AGENT);
             return match tokio::time::timeout(limit, request).await {
                 Err(_) => Result::Failure(format!(
                     "Get {:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
@@ -169,8 +171,15 @@ impl Task {
                 Ok(port) => connect(&host, port, limit).await,
             };
         }
-        if probe.grpc.is_some() {
-            return Result::Unknown("gRPC probes are not supported by this agent yet".into());
+        if let Some(action) = &probe.grpc {
+            let (Some(host), Ok(port)) = (ip, u16::try_from(action.port)) else {
+                return Result::Unknown("the pod has no address yet".into());
+            };
+            let service = action.service.as_deref().unwrap_or_default();
+            return match grpc::check(&host, port, service, USER_AGENT, limit).await {
+                Ok(()) => Result::Success,
+                Err(text) => Result::Failure(text),
+            };
         }
         Result::Unknown("the probe has no handler".into())
     }

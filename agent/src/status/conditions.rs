@@ -15,6 +15,17 @@ const NOT_READY: &str = "ContainersNotReady";
 const NOT_INITIALIZED: &str = "ContainersNotInitialized";
 const GATES_NOT_READY: &str = "ReadinessGatesNotReady";
 
+/// The types that the agent writes (upstream `PodConditionByKubelet`).
+pub const OURS: [&str; 7] = [
+    "PodReadyToStartContainers",
+    "Initialized",
+    "Ready",
+    "ContainersReady",
+    "PodScheduled",
+    "PodResizePending",
+    "PodResizeInProgress",
+];
+
 /// A condition without times.
 struct Verdict {
     status: bool,
@@ -46,13 +57,13 @@ pub struct Inputs<'a> {
     pub sandbox_ready: bool,
     /// Whether the node itself has decided the pod's end (not the API by a deletion).
     pub node_ends_it: bool,
-    /// The conditions as last known, for transition times and for those set by others.
+    /// The conditions as last known, for transition times.
     pub previous: &'a [PodCondition],
     /// Now.
     pub now: &'a Time,
 }
 
-/// All conditions: ours computed, those of others kept as they are.
+/// All conditions: ours computed, those of others as the API has them.
 #[must_use]
 pub fn conditions(inputs: &Inputs<'_>) -> Vec<PodCondition> {
     let containers = containers_ready(inputs);
@@ -68,12 +79,14 @@ pub fn conditions(inputs: &Inputs<'_>) -> Vec<PodCondition> {
         ("PodScheduled", Verdict::yes()),
     ];
     let mut out: Vec<PodCondition> = ours.into_iter().map(|(name, v)| finish(inputs, name, v)).collect();
-    for other in inputs.previous {
-        if !out.iter().any(|c| c.type_ == other.type_) {
-            out.push(other.clone());
-        }
-    }
+    out.extend(of_others(inputs.pod).cloned());
     out
+}
+
+/// Conditions of the API's object that others set: readiness gates, `DisruptionTarget`.
+pub fn of_others(pod: &Pod) -> impl Iterator<Item = &PodCondition> {
+    let all = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    all.filter(|condition| !OURS.contains(&condition.type_.as_str()))
 }
 
 fn finish(inputs: &Inputs<'_>, name: &str, verdict: Verdict) -> PodCondition {
@@ -173,7 +186,7 @@ fn ready(inputs: &Inputs<'_>, containers: &Verdict) -> Verdict {
     let gates = inputs.pod.spec.as_ref().and_then(|s| s.readiness_gates.as_deref()).unwrap_or_default();
     let mut messages = Vec::new();
     for gate in gates {
-        match inputs.previous.iter().find(|c| c.type_ == gate.condition_type) {
+        match of_others(inputs.pod).find(|c| c.type_ == gate.condition_type) {
             None => messages.push(format!(
                 "corresponding condition of pod readiness gate {:?} does not exist.",
                 gate.condition_type

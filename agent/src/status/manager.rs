@@ -41,6 +41,23 @@ struct Entry {
     base_version: u64,
     dirty: bool,
     delete: bool,
+    /// The step that takes long, told in the Ready condition.
+    blocked: Option<String>,
+}
+
+impl Entry {
+    /// The status to send.
+    fn wanted(&self, base: &Value) -> Value {
+        let Some(text) = &self.blocked else { return patch::pod_status(base, to_value(Some(&self.status))) };
+        let mut status = (*self.status).clone();
+        for condition in status.conditions.iter_mut().flatten().filter(|c| c.type_ == "Ready") {
+            condition.message = Some(match condition.message.take() {
+                Some(message) if !message.is_empty() => format!("{message}; {text}"),
+                _ => text.clone(),
+            });
+        }
+        patch::pod_status(base, to_value(Some(&status)))
+    }
 }
 
 /// The statuses of the node's pods.
@@ -106,6 +123,7 @@ impl Statuses {
                     base_version: version(pod),
                     dirty,
                     delete: false,
+                    blocked: None,
                 },
             );
         }
@@ -131,6 +149,18 @@ impl Statuses {
         }
     }
 
+    /// Tells of each pod which step takes long; those that are not named have none.
+    pub fn blocked(&self, slow: &HashMap<String, String>) {
+        for (uid, entry) in self.pods.lock().iter_mut() {
+            let now = slow.get(uid);
+            if entry.blocked.as_ref() != now {
+                entry.blocked = now.cloned();
+                entry.dirty = true;
+                self.changed.notify_one();
+            }
+        }
+    }
+
     /// Everything of the pod is gone from the node: the API object may go too.
     pub fn finish(&self, uid: &str) {
         if let Some(entry) = self.pods.lock().get_mut(uid) {
@@ -151,8 +181,8 @@ impl Statuses {
             if !entry.dirty && !entry.delete {
                 continue;
             }
-            let wanted = to_value(Some(&entry.status));
             let base = entry.base.clone().unwrap_or_else(|| json!({}));
+            let wanted = entry.wanted(&base);
             let patch = if entry.dirty { patch::diff(&base, &wanted) } else { None };
             entry.dirty = false;
             if patch.is_none() && !entry.delete {

@@ -1,7 +1,8 @@
 //! The smallest strategic merge patch that leads from one pod or node status to another.
 //!
 //! Lists with a merge key (`conditions` by `type`, addresses by `ip`) become changed and deleted items, other
-//! lists are replaced, fields that vanished become `null`.
+//! lists are replaced, fields that vanished become `null`. What belongs to others (conditions of other types, the scheduler's and the
+//! controllers' fields, extended resources) is kept as the API has it.
 
 use serde_json::{Map, Value, json};
 
@@ -11,6 +12,58 @@ fn merge_key(field: &str) -> Option<&'static str> {
         "conditions" | "addresses" => Some("type"),
         "podIPs" | "hostIPs" => Some("ip"),
         _ => None,
+    }
+}
+
+/// Fields of `PodStatus` that the scheduler and controllers write.
+const POD_FIELDS_OF_OTHERS: [&str; 3] = ["nominatedNodeName", "resourceClaimStatuses", "extendedResourceClaimStatus"];
+/// Fields of `NodeStatus` that others write.
+const NODE_FIELDS_OF_OTHERS: [&str; 2] = ["volumesAttached", "phase"];
+
+/// A pod's status to send: ours, with what others wrote as the API has it.
+#[must_use]
+pub fn pod_status(base: &Value, mut ours: Value) -> Value {
+    keep(base, &mut ours, &super::conditions::OURS, &POD_FIELDS_OF_OTHERS);
+    ours
+}
+
+/// A node's status to send: ours, with what others wrote as the API has it. Extended resources that somebody advertised are kept, and
+/// allocatable in full, as upstream has it.
+#[must_use]
+pub fn node_status(base: &Value, mut ours: Value) -> Value {
+    keep(base, &mut ours, &crate::node::status::CONDITIONS, &NODE_FIELDS_OF_OTHERS);
+    let extended = |name: &str| name.contains('/') && !name.contains("kubernetes.io/");
+    let advertised: Vec<(String, Value)> = base["capacity"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| extended(name))
+        .map(|(name, quantity)| (name.clone(), quantity.clone()))
+        .collect();
+    for list in ["capacity", "allocatable"] {
+        if let Some(resources) = ours.get_mut(list).and_then(Value::as_object_mut) {
+            for (name, quantity) in &advertised {
+                resources.entry(name.clone()).or_insert_with(|| quantity.clone());
+            }
+        }
+    }
+    ours
+}
+
+fn keep(base: &Value, ours: &mut Value, conditions: &[&str], fields: &[&str]) {
+    let Some(ours) = ours.as_object_mut() else { return };
+    for field in fields {
+        match base.get(field) {
+            Some(theirs) => ours.insert((*field).to_owned(), theirs.clone()),
+            None => ours.remove(*field),
+        };
+    }
+    let other = |condition: &Value| condition["type"].as_str().is_none_or(|kind| !conditions.contains(&kind));
+    let theirs: Vec<Value> =
+        base["conditions"].as_array().into_iter().flatten().filter(|condition| other(condition)).cloned().collect();
+    if let Some(list) = ours.get_mut("conditions").and_then(Value::as_array_mut) {
+        list.retain(|condition| !other(condition));
+        list.extend(theirs);
     }
 }
 
@@ -66,6 +119,21 @@ fn list_diff(by: &str, old: &[Value], new: &[Value]) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_wrote_stays() {
+        let base = json!({"nominatedNodeName": "n", "conditions": [{"type": "x/gate", "status": "True"}, {"type": "Ready", "status": "False"}]});
+        let ours = json!({"resourceClaimStatuses": [], "conditions":
+            [{"type": "Ready", "status": "True"}, {"type": "x/gate", "status": "False"}, {"type": "x/old", "status": "True"}]});
+        let change = diff(&base, &pod_status(&base, ours)).unwrap();
+        assert_eq!(change, json!({"conditions": [{"type": "Ready", "status": "True"}]}));
+        let base = json!({"capacity": {"cpu": "1", "example.com/foo": "3", "hugepages-2Mi": "0"}, "volumesAttached": [{"name": "v"}],
+            "conditions": [{"type": "KernelDeadlock", "status": "False"}, {"type": "Ready", "status": "True"}]});
+        let ours = json!({"capacity": {"cpu": "2"}, "allocatable": {"cpu": "2"}, "conditions": [{"type": "Ready", "status": "True"}]});
+        let change = diff(&base, &node_status(&base, ours)).unwrap();
+        let expected = json!({"capacity": {"cpu": "2", "hugepages-2Mi": null}, "allocatable": {"cpu": "2", "example.com/foo": "3"}});
+        assert_eq!(change, expected);
+    }
 
     #[test]
     fn only_changes_are_sent() {

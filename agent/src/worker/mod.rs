@@ -28,6 +28,8 @@ use crate::cgroup::Cgroups;
 use crate::clock;
 use crate::create::{NodeSettings, sysctl};
 use crate::events::Recorder;
+use crate::flight::Flight;
+use crate::flight::line::Step;
 use crate::images::Images;
 use crate::materials::Materials;
 use crate::metrics::Metrics;
@@ -57,6 +59,8 @@ pub struct NodeContext {
     pub images: Images,
     /// Events.
     pub recorder: Arc<Recorder>,
+    /// What happened to the pods.
+    pub flight: Arc<Flight>,
     /// Counters.
     pub metrics: Metrics,
     /// Statuses on their way to the API.
@@ -163,6 +167,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         fresh: None,
         calls: Whole::default(),
     };
+    worker.node.flight.seen(&worker.pod);
     worker.fresh = (worker.previous.phase.as_deref() != Some("Running")).then(Instant::now);
     loop {
         let want = desired.borrow_and_update().clone();
@@ -256,6 +261,7 @@ impl Worker {
         {
             self.node.metrics.pod_started(since.elapsed());
         }
+        self.node.flight.sees(&self.pod, record, &status);
         if status != self.previous {
             self.node.statuses.set(&self.pod, status.clone());
             self.previous = status;
@@ -272,13 +278,15 @@ impl Worker {
     }
 
     fn decide(&self, record: &PodRecord) -> Actions {
-        sync::actions(View {
+        let actions = sync::actions(View {
             pod: &self.pod,
             record,
             memory: &self.memory,
             policy: self.node.policy,
             now: clock::now(),
-        })
+        });
+        self.node.flight.wants(&self.pod, &actions);
+        actions
     }
 
     /// One pass: decide and act until nothing is left to do.
@@ -352,7 +360,12 @@ impl Worker {
         if !record.sandboxes.is_empty() || !record.containers.is_empty() {
             return false;
         }
-        let Some(why) = sysctl::forbidden(&self.pod, &self.node.settings.allowed_unsafe_sysctls) else { return false };
+        let doing = self.node.flight.begin(&self.pod, None, Step::Admission);
+        let Some(why) = sysctl::forbidden(&self.pod, &self.node.settings.allowed_unsafe_sysctls) else {
+            doing.done("");
+            return false;
+        };
+        doing.failed(&*why);
         self.node.recorder.pod(&self.pod, "Warning", "SysctlForbidden", &why);
         let message = format!("Pod was rejected: {why}");
         self.end = Some(NodeEnd { reason: "SysctlForbidden".into(), message });
@@ -366,7 +379,7 @@ impl Worker {
         if clean {
             self.errors = 0;
         } else {
-            at = at.min(self.error_deadline());
+            at = at.min(self.retry());
         }
         Next::At(at)
     }
@@ -387,6 +400,13 @@ impl Worker {
         let pause = (ERROR_PAUSE_MIN * 2u32.saturating_pow(self.errors.min(8))).min(ERROR_PAUSE_MAX);
         self.errors += 1;
         clock::now() + nanos(pause.mul_f64(1.0 + rand::random::<f64>() / 2.0))
+    }
+
+    /// As [`Worker::error_deadline`], and tells it.
+    fn retry(&mut self) -> i64 {
+        let at = self.error_deadline();
+        self.node.flight.retry(&self.pod, at);
+        at
     }
 
     /// Shows in the status which containers wait for a restart and until when.
@@ -421,7 +441,7 @@ impl Worker {
                 let text = format!("network is not ready: container runtime network not ready: {why}");
                 self.node.recorder.pod(&self.pod, "Warning", "NetworkNotReady", &text);
             }
-            return Err(self.error_deadline());
+            return Err(self.retry());
         }
         let settings = &self.node.settings;
         let resources =
@@ -430,11 +450,11 @@ impl Worker {
             let text = format!("error killing pod: failed to create the pod's cgroup: {error}");
             self.node.recorder.pod(&self.pod, "Warning", "FailedCreatePodContainer", &text);
             warn!(pod = %pod::display(&self.pod), "{error}");
-            return Err(self.error_deadline());
+            return Err(self.retry());
         }
         match self.mount().await {
             Ok(()) => Ok(()),
-            Err(()) => Err(self.error_deadline()),
+            Err(()) => Err(self.retry()),
         }
     }
 
@@ -442,10 +462,14 @@ impl Worker {
     async fn mount(&mut self) -> Result<(), ()> {
         let node = self.node.clone();
         let pod = self.pod.clone();
-        node.materials.volumes(&pod).await.map_err(|error| {
+        let doing = node.flight.begin(&pod, None, Step::Volumes);
+        if let Err(error) = node.materials.volumes(&pod).await {
             node.recorder.pod(&pod, "Warning", error.event, &error.message);
             debug!(pod = %pod::display(&pod), "{error}");
-        })?;
+            doing.failed(error.message);
+            return Err(());
+        }
+        doing.done("");
         self.mounted = Some(pod);
         Ok(())
     }

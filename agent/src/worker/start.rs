@@ -8,7 +8,9 @@ use k8s_openapi::api::core::v1::Container;
 use tracing::{info, warn};
 
 use super::Worker;
+use crate::clock;
 use crate::create::{container as container_config, sandbox as sandbox_config, security};
+use crate::flight::line::Step;
 use crate::hooks;
 use crate::pod;
 use crate::runtime::{ContainerState, RuntimeError, Sandbox, SandboxState, identity};
@@ -48,20 +50,26 @@ impl Worker {
                 self.sandbox_failed(&format!("create {}: {error}", config.log_directory));
                 return None;
             }
+            let doing = self.node.flight.begin(&self.pod, None, Step::Sandbox);
+            let began = clock::now();
             let (runtime, handler) = (self.node.runtime.clone(), handler.clone());
             match self.calls.run(async move { runtime.run_sandbox(Box::new(config), handler).await }).await {
                 Ok(id) => match self.node.runtime.sandbox_status(&id).await {
                     Ok(sandbox) => {
+                        self.node.flight.network(&self.pod, began, &sandbox);
+                        doing.done(sandbox.ips.join(" "));
                         self.node.metrics.sandbox_started();
                         info!(pod = %pod::display(&self.pod), sandbox = id, attempt, ips = ?sandbox.ips, "sandbox created");
                         return Some(sandbox);
                     }
                     Err(error) => {
+                        doing.failed(error.to_string());
                         self.sandbox_failed(&error.to_string());
                         return None;
                     }
                 },
                 Err(RuntimeError::NameReserved { holder, .. }) => {
+                    doing.failed("its name is taken");
                     warn!(pod = %pod::display(&self.pod), holder, "a sandbox name is taken, raising the attempt");
                     if !holder.is_empty() && self.record().sandboxes.iter().all(|s| s.id != holder) {
                         let _ = self.node.runtime.stop_sandbox(&holder).await;
@@ -69,6 +77,7 @@ impl Worker {
                     }
                 }
                 Err(error) => {
+                    doing.failed(error.to_string());
                     self.sandbox_failed(&error.to_string());
                     return None;
                 }
@@ -124,10 +133,17 @@ impl Worker {
         let pod = self.pod.clone();
         let image_name = container.image.as_deref().unwrap_or_default();
         let auths = node.materials.credentials(&pod, image_name).await;
-        let present = node.images.ensure(&pod, container, &auths).await.inspect_err(|waiting| {
-            let text = format!("Error: {}", waiting.reason);
-            node.recorder.container(&pod, container, "Warning", "Failed", &text);
-        })?;
+        let doing = node.flight.begin(&pod, Some(&container.name), Step::Image);
+        let present = match node.images.ensure(&pod, container, &auths).await {
+            Ok(present) => present,
+            Err(waiting) => {
+                doing.failed(&*waiting.reason);
+                let text = format!("Error: {}", waiting.reason);
+                node.recorder.container(&pod, container, "Warning", "Failed", &text);
+                return Err(waiting);
+            }
+        };
+        doing.done(image_name);
         security::check_non_root(&pod, container, &present.image)
             .map_err(|e| self.fail(container, "CreateContainerConfigError", e.to_string()))?;
         let mut ips = if pod::host_network(&pod) { node.host_ips.borrow().clone() } else { sandbox.ips.clone() };
@@ -140,19 +156,27 @@ impl Worker {
         let termination_log = self
             .termination_log(container)
             .map_err(|e| self.fail(container, "CreateContainerConfigError", e.to_string()))?;
-        let (id, restart_count) = self
-            .create(start, container, sandbox, &present, materials, &termination_log)
-            .await
-            .map_err(|e| self.fail(container, "CreateContainerError", e))?;
+        let doing = node.flight.begin(&pod, Some(&container.name), Step::Create);
+        let (id, restart_count) =
+            match self.create(start, container, sandbox, &present, materials, &termination_log).await {
+                Ok(created) => created,
+                Err(why) => {
+                    doing.failed(&*why);
+                    return Err(self.fail(container, "CreateContainerError", why));
+                }
+            };
+        doing.done("");
         node.recorder.container(&pod, container, "Normal", "Created", "Container created");
         if let Some(backoff) = start.backoff {
             self.memory.backoff.insert(start.name.clone(), backoff);
         }
         let (runtime, started) = (node.runtime.clone(), id.clone());
-        self.calls
-            .run(async move { runtime.start_container(&started).await })
-            .await
-            .map_err(|e| self.fail(container, "RunContainerError", e.to_string()))?;
+        let doing = node.flight.begin(&pod, Some(&container.name), Step::Start);
+        if let Err(error) = self.calls.run(async move { runtime.start_container(&started).await }).await {
+            doing.failed(error.to_string());
+            return Err(self.fail(container, "RunContainerError", error.to_string()));
+        }
+        doing.done(if restart_count > 0 { format!("restart {restart_count}") } else { String::new() });
         node.metrics.container_started(start.role);
         node.recorder.container(&pod, container, "Normal", "Started", "Container started");
         info!(pod = %pod::display(&pod), container = container.name, id, restart = restart_count, "container started");
@@ -237,8 +261,13 @@ impl Worker {
     async fn post_start(&self, container: &Container, id: &str, ips: &[String]) -> Result<(), Waiting> {
         let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
         let node = &self.node;
+        let doing = node.flight.begin(&self.pod, Some(&container.name), Step::PostStart);
         let outcome = hooks::run(node.runtime.as_ref(), id, handler, container, ips, hooks::NO_LIMIT).await;
-        let Err(error) = outcome else { return Ok(()) };
+        let Err(error) = outcome else {
+            doing.done("");
+            return Ok(());
+        };
+        doing.failed(error.to_string());
         let text = format!("PostStartHook failed: {error}");
         node.recorder.container(&self.pod, container, "Warning", "FailedPostStartHook", &text);
         let grace = std::time::Duration::from_secs(u64::try_from(pod::spec_grace(&self.pod)).unwrap_or(0));

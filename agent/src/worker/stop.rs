@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{Desired, Outcome, Worker};
+use crate::flight::line::Step;
 use crate::hooks;
 use crate::pod::{self, Role};
 use crate::runtime::{ContainerRecord, ContainerState, PodRecord, identity};
@@ -96,9 +97,13 @@ impl Worker {
             }
         }
         for sandbox in &record.sandboxes {
-            if let Err(error) = self.node.runtime.stop_sandbox(&sandbox.id).await
-                && !error.is_not_found()
-            {
+            let doing = self.node.flight.begin(&self.pod, None, Step::StopSandbox);
+            let Err(error) = self.node.runtime.stop_sandbox(&sandbox.id).await else {
+                doing.done("");
+                continue;
+            };
+            doing.failed(error.to_string());
+            if !error.is_not_found() {
                 let text = format!("error killing pod: failed to \"KillPodSandbox\" for {:?}: {error}", self.uid());
                 self.node.recorder.pod(&self.pod, "Warning", "FailedKillPod", &text);
                 warn!(pod = %pod::display(&self.pod), "cannot stop the sandbox: {error}");
@@ -139,17 +144,29 @@ impl Worker {
         let began = Instant::now();
         let hook = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
         if let Some(handler) = hook.filter(|_| !grace.is_zero() && record.state == ContainerState::Running) {
+            let doing = node.flight.begin(&self.pod, Some(&record.name), Step::PreStop);
             let ips = self.record().ready_sandbox().map(|s| s.ips.clone()).unwrap_or_default();
             if let Err(error) = hooks::run(node.runtime.as_ref(), &record.id, handler, &container, &ips, grace).await {
                 let text = format!("PreStopHook failed: {error}");
                 node.recorder.container(&self.pod, &container, "Warning", "FailedPreStopHook", &text);
+                doing.failed(error.to_string());
+            } else {
+                doing.done("");
             }
         }
         let left = grace.saturating_sub(began.elapsed());
+        let doing = node.flight.begin(&self.pod, Some(&record.name), Step::Stop);
         match node.runtime.stop_container(&record.id, left.max(least)).await {
-            Ok(()) => true,
-            Err(error) if error.is_not_found() => true,
+            Ok(()) => {
+                doing.done("");
+                true
+            }
+            Err(error) if error.is_not_found() => {
+                doing.done("it was gone already");
+                true
+            }
             Err(error) => {
+                doing.failed(error.to_string());
                 warn!(pod = %pod::display(&self.pod), container = record.name, "cannot stop: {error}");
                 false
             }
@@ -158,6 +175,7 @@ impl Worker {
 
     /// Takes down what the pod used; keeps its dead containers until no source names it, then removes them too.
     async fn clean_up(&mut self, desired: &mut watch::Receiver<Desired>, stop: &CancellationToken) -> Outcome {
+        let doing = self.node.flight.begin(&self.pod, None, Step::CleanUp);
         let mut pause = RETRY_MIN;
         let mut reported = false;
         while let Err(message) = self.release().await {
@@ -170,6 +188,7 @@ impl Worker {
             }
             pause = (pause * 2).min(RETRY_MAX);
         }
+        doing.done("");
         loop {
             let want = desired.borrow_and_update().clone();
             self.pod = want.pod.clone();
@@ -193,6 +212,7 @@ impl Worker {
         self.publish(&record, true);
         self.node.images.forget(self.uid());
         self.node.statuses.finish(self.uid());
+        self.node.flight.gone(&self.pod);
         self.log_end("pod is gone");
         Outcome::Gone
     }

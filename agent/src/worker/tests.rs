@@ -24,13 +24,14 @@ fn bench() -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let fake = Arc::new(FakeRuntime::with_images(&["busybox:1"]));
     let runtime: Arc<dyn Runtime> = fake.clone();
-    let (recorder, _) = Recorder::new("n");
+    let (recorder, _) = Recorder::new("n", Flight::idle());
     let path = |name: &str| dir.path().join(name);
     let node = Arc::new(NodeContext {
         images: Images::new(runtime.clone(), recorder.clone(), Some(1)),
         pleg: Pleg::new(runtime.clone(), Metrics::default()),
         runtime,
         recorder,
+        flight: Flight::idle(),
         metrics: Metrics::default(),
         statuses: Arc::default(),
         materials: Arc::new(Bare),

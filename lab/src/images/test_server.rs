@@ -19,6 +19,8 @@
 
 #[path = "test_server/echo.rs"]
 mod echo;
+#[path = "test_server/grpc.rs"]
+mod grpc;
 #[path = "test_server/http.rs"]
 mod http;
 #[path = "test_server/respond.rs"]
@@ -63,6 +65,9 @@ struct Options {
     /// HTTP port; may be given several times.
     #[arg(long = "http", default_value = "8080")]
     http: Vec<u16>,
+    /// Port of gRPC's health protocol; may be given several times.
+    #[arg(long)]
+    grpc: Vec<u16>,
     /// TCP echo port; may be given several times.
     #[arg(long = "tcp-echo")]
     tcp_echo: Vec<u16>,
@@ -131,6 +136,12 @@ async fn run(options: Options) -> io::Result<()> {
         let (listener, server, connections) = (listen(port).await?, Rc::clone(&server), tracker.clone());
         tokio::task::spawn_local(accept_loop(listener, server.closing.clone(), move |stream, source| {
             connections.spawn_local(http::serve(stream, source, Rc::clone(&server)));
+        }));
+    }
+    for &port in &options.grpc {
+        let (listener, server, connections) = (listen(port).await?, Rc::clone(&server), tracker.clone());
+        tokio::task::spawn_local(accept_loop(listener, server.closing.clone(), move |stream, _| {
+            connections.spawn_local(grpc::serve(stream, Rc::clone(&server)));
         }));
     }
     for &port in &options.tcp_echo {

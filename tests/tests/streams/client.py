@@ -5,7 +5,7 @@ from kubernetes.stream import portforward, stream
 
 config.load_kube_config()
 api = client.CoreV1Api()
-space, size_in, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+space, size = sys.argv[1], int(sys.argv[2])
 
 
 def check(fine, *what):
@@ -34,20 +34,30 @@ ws.run_forever(timeout=20)
 said = ws.read_stdout()
 check("33 99" in said and "/dev/pts/" in said and ws.returncode == 0, "terminal", said)
 
-# The client joins the pieces it has in quadratic time, so this is no test of throughput.
 begun = time.time()
-ws = run(["head", "-c", str(size), "/dev/zero"], binary=True)
-count = 0
-while ws.is_open():
+command = "head -c %d /dev/urandom >/tmp/sent; cat /tmp/sent; sha256sum </tmp/sent >&2; rm /tmp/sent"
+ws = run(["sh", "-c", command % size], binary=True)
+# One frame for each update: while more frames are at hand an update goes on reading, and joins them in quadratic time.
+ws._frames_immediately_available = lambda: False
+digest, count, stderr = hashlib.sha256(), 0, b""
+while True:
     ws.update(timeout=10)
-    count += len(ws.read_stdout(timeout=0) if ws.peek_stdout() else b"")
-count += len(ws.read_stdout(timeout=0) if ws.peek_stdout() else b"")
+    # Reading a channel that holds nothing would update again.
+    if 1 in ws._channels:
+        data = ws.read_stdout()
+        digest.update(data)
+        count += len(data)
+    if 2 in ws._channels:
+        stderr += ws.read_stderr()
+    if not ws.is_open():
+        break
 check(count == size and ws.returncode == 0, "output", count, size)
+check(stderr.decode().split()[0] == digest.hexdigest(), "output's digest", stderr)
 print("python: %d MB out %.0f MB/s" % (size / 1e6, size / 1e6 / (time.time() - begun)))
 
 begun = time.time()
-ws = run(["sh", "-c", "head -c %d | sha256sum" % size_in], stdin=True, binary=True)
-piece, left = os.urandom(1 << 16), size_in
+ws = run(["sh", "-c", "head -c %d | sha256sum" % size], stdin=True, binary=True)
+piece, left = os.urandom(1 << 16), size
 digest = hashlib.sha256()
 while left:
     now = piece[:left]
@@ -57,7 +67,7 @@ while left:
 ws.run_forever(timeout=60)
 said = ws.read_stdout(timeout=0).decode()
 check(said.split()[0] == digest.hexdigest(), "input", said)
-print("python: %d MB in %.0f MB/s" % (size_in / 1e6, size_in / 1e6 / (time.time() - begun)))
+print("python: %d MB in %.0f MB/s" % (size / 1e6, size / 1e6 / (time.time() - begun)))
 
 forward = portforward(api.connect_get_namespaced_pod_portforward, "web", space, ports="8080")
 socket = forward.socket(8080)

@@ -75,8 +75,8 @@ fn with_python(lab: &Lab) -> Result<Command> {
 pub fn python(lab: &Lab) -> Result<()> {
     let mut command = with_python(lab)?;
     let space = pods(lab, "python")?;
-    let [there, back] = if full() { ["100000000", "10000000"] } else { ["10000000", "3000000"] };
-    let said = run(command.args(["-c", include_str!("client.py"), &space.name, there, back]), None)?;
+    let size = if full() { "100000000" } else { "10000000" };
+    let said = run(command.args(["-c", include_str!("client.py"), &space.name, size]), None)?;
     print!("{said}");
     Ok(())
 }

@@ -110,6 +110,70 @@ pub fn liveness(lab: &Lab) -> Result<()> {
     )
 }
 
+/// gRPC's health protocol: readiness follows the server, a named service that is not known keeps failing, and restarts.
+pub fn grpc(lab: &Lab) -> Result<()> {
+    let space = lab.space("grpc")?;
+    let readiness = "          readinessProbe:\n            grpc:\n              port: 9000\n            periodSeconds: 1\n            failureThreshold: 1\n";
+    let liveness = "          livenessProbe:\n            grpc:\n              port: 9000\n              service: SERVICE\n            periodSeconds: 1\n            failureThreshold: 2\n          env:\n";
+    let probes = format!("{readiness}{liveness}");
+    for (name, service) in [("well", "alive"), ("lost", "nobody")] {
+        let servers = manifests::servers(name, 1, &["--grpc=9000", "--unready"]);
+        space.apply(&servers.replace("          env:\n", &probes.replace("SERVICE", service)))?;
+    }
+    let pod = lab.wait("the failure is told", 60, || {
+        let told = events(&space)?;
+        let expected = [
+            "Unhealthy: Readiness probe failed: service unhealthy (responded with \"NOT_SERVING\")",
+            "Unhealthy: Liveness probe failed: error: health rpc probe failed: ",
+        ];
+        Ok(expected.iter().all(|text| told.contains(text)).then_some(space.pods("app=well")?))
+    })?;
+    ensure!(status(&pod[0])["ready"] == false && status(&pod[0])["restartCount"] == 0, "{}", status(&pod[0]));
+    let address: Ipv4Addr = pod[0]["status"]["podIP"].as_str().context("no address")?.parse()?;
+    net::request(From::Process(lab.pid("node-1")?), (address, 8080).into(), "POST", "/readyz?ok=true")?;
+    lab.until("it is ready", 20, || Ok(status(&space.pods("app=well")?[0])["ready"] == true))?;
+    lab.until("the other one is restarted", 60, || {
+        Ok(status(&space.pods("app=lost")?[0])["restartCount"].as_i64() >= Some(1))
+    })?;
+    ensure!(status(&space.pods("app=well")?[0])["restartCount"] == 0, "a healthy container was restarted");
+    Ok(())
+}
+
+/// What others write into a status is read and kept: a gate's condition decides about Ready, a node's extended resource and foreign
+/// condition outlive the agent's reports.
+pub fn gates(lab: &Lab) -> Result<()> {
+    let space = lab.space("gates")?;
+    space.apply(
+        &manifests::shell("gated", "Always", "sleep 600")
+            .replace("spec:\n", "spec:\n  readinessGates: [{conditionType: example.com/gate}]\n"),
+    )?;
+    lab.until("the gate is told", 60, || {
+        let pod = space.json(&["get", "pod", "gated"])?;
+        let ready = condition(&pod, "Ready").context("no condition Ready")?.clone();
+        Ok(status(&pod)["ready"] == true && ready["reason"] == "ReadinessGatesNotReady" && ready["status"] == "False")
+    })?;
+    for wanted in ["True", "False", "True"] {
+        let patch = format!(r#"{{"status":{{"conditions":[{{"type":"example.com/gate","status":"{wanted}"}}]}}}}"#);
+        space.kubectl(&["patch", "pod", "gated", "--subresource=status", "-p", &patch])?;
+        lab.until(&format!("Ready is {wanted}"), 20, || {
+            let pod = space.json(&["get", "pod", "gated"])?;
+            let gate = condition(&pod, "example.com/gate").is_some_and(|gate| gate["status"] == wanted);
+            ensure!(gate, "the gate's condition was changed: {}", pod["status"]["conditions"]);
+            Ok(condition(&pod, "Ready").is_some_and(|ready| ready["status"] == wanted))
+        })?;
+    }
+    let patch = r#"{"status":{"capacity":{"example.com/dongle":"4"},"conditions":[{"type":"KernelDeadlock","status":"False","reason":"Fine"}]}}"#;
+    lab.kubectl(&["patch", "node", "node-1", "--subresource=status", "-p", patch])?;
+    lab.until("the agent has made them allocatable", 30, || {
+        Ok(lab.json(&["get", "node", "node-1"])?["status"]["allocatable"]["example.com/dongle"] == "4")
+    })?;
+    let node = lab.json(&["get", "node", "node-1"])?;
+    let kept =
+        node["status"]["conditions"].as_array().into_iter().flatten().any(|kind| kind["type"] == "KernelDeadlock");
+    ensure!(kept, "the foreign condition is gone: {}", node["status"]["conditions"]);
+    Ok(())
+}
+
 pub fn startup(lab: &Lab) -> Result<()> {
     let space = lab.space("startup")?;
     let more = r#"      startupProbe:
