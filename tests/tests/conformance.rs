@@ -32,6 +32,8 @@ mod init;
 mod kinds;
 #[path = "conformance/kubelet.rs"]
 mod kubelet;
+#[path = "conformance/operations.rs"]
+mod operations;
 #[path = "conformance/pods.rs"]
 mod pods;
 #[path = "conformance/probes.rs"]
@@ -44,6 +46,10 @@ mod security;
 mod taints;
 #[path = "conformance/termination.rs"]
 mod termination;
+#[path = "conformance/verbs.rs"]
+mod verbs;
+#[path = "conformance/volumes.rs"]
+mod volumes;
 
 use std::process::ExitCode;
 
@@ -58,6 +64,7 @@ fn main() -> ExitCode {
         probes::TESTS,
         expansion::TESTS,
         termination::TESTS,
+        volumes::TESTS,
         init::TESTS,
         hooks::TESTS,
         ephemeral::TESTS,
@@ -71,6 +78,7 @@ fn main() -> ExitCode {
         runtime_class::TESTS,
         data::TESTS,
         kinds::TESTS,
+        operations::TESTS,
     ];
     suite::main_at_once("conformance", 1, THREADS, &together.concat(), taints::TESTS)
 }

@@ -13,7 +13,7 @@
 //! | `/env` | the environment as JSON |
 //! | `/hostname` | the host name as text |
 //! | `/bytes?n=N` | N bytes |
-//! | `/seen` | the latest requests, oldest first, one a line (`GET /path?query`); `CLOSED` for a connection without one |
+//! | `/seen` | the latest requests, oldest first, one a line (`GET /path?query`, `GRPC /service/method`); `CLOSED` for a connection without one |
 //!
 //! `--effective-uid` serves nothing: it tells as whom the program runs, which a set-user-ID bit may have changed.
 

@@ -1,10 +1,12 @@
 //! Kinds that are little more than storage: every verb of the API on each.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use keelson_tests::api::Patch;
 use keelson_tests::lab::Lab;
 use keelson_tests::objects::name_of;
 use serde_json::{Value, json};
+
+use super::verbs::Kind;
 
 tests![
     runtime_classes,
@@ -18,112 +20,6 @@ tests![
     resource_claim_templates,
     resource_slices,
 ];
-
-/// A kind, where its objects are, and what they are made of beside metadata.
-struct Kind<'a> {
-    /// Group and version; the version alone for the core.
-    api: &'a str,
-    kind: &'a str,
-    plural: &'a str,
-    namespace: Option<&'a str>,
-    body: Value,
-}
-
-impl Kind<'_> {
-    fn collection(&self) -> String {
-        let root = if self.api.contains('/') { "/apis" } else { "/api" };
-        let place = self.namespace.map(|name| format!("/namespaces/{name}")).unwrap_or_default();
-        format!("{root}/{}{place}/{}", self.api, self.plural)
-    }
-
-    fn object(&self, name: &str, label: &str) -> Value {
-        let mut object = self.body.clone();
-        object["apiVersion"] = json!(self.api);
-        object["kind"] = json!(self.kind);
-        object["metadata"] = json!({ "name": name, "labels": { "test": label } });
-        object
-    }
-
-    /// The group, its version and the resource are in the discovery documents.
-    fn discovered(&self, lab: &Lab) -> Result<()> {
-        let (group, _) = self.api.split_once('/').context("a group")?;
-        let groups = lab.api()?.get("/apis")?;
-        let named = |list: &Value, key: &str, wanted: &str| {
-            list.as_array().is_some_and(|all| all.iter().any(|entry| entry[key] == wanted))
-        };
-        ensure!(named(&groups["groups"], "name", group), "/apis does not name {group}");
-        let versions = lab.api()?.get(&format!("/apis/{group}"))?;
-        ensure!(named(&versions["versions"], "groupVersion", self.api), "{versions}");
-        let resources = lab.api()?.get(&format!("/apis/{}", self.api))?;
-        let all = resources["resources"].as_array().cloned().unwrap_or_default();
-        let found = all.iter().find(|entry| entry["name"] == self.plural).context("not discovered")?;
-        for verb in ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"] {
-            ensure!(found["verbs"].as_array().is_some_and(|verbs| verbs.iter().any(|v| v == verb)), "{verb}: {found}");
-        }
-        Ok(())
-    }
-
-    /// create, get, list (in one namespace and in all), watch, patch, update, delete, deletecollection.
-    fn verbs(&self, lab: &Lab) -> Result<()> {
-        let api = lab.api()?;
-        let all = self.collection();
-        // A name and a label that no other test uses.
-        let label = format!("verbs-{}", self.plural);
-        let (name, selected) = (format!("{label}-1"), format!("{all}?labelSelector=test={label}"));
-        let one = format!("{all}/{name}");
-        ensure!(api.names(&selected)?.is_empty(), "{selected} is not empty");
-        let list = api.get(&selected)?;
-        let version = list["metadata"]["resourceVersion"].as_str().context("a list without a version")?;
-        let watch = api.watch(&selected, version)?;
-        let made = api.create(&all, &self.object(&name, &label))?;
-        ensure!(made["metadata"]["uid"].is_string() && made["kind"] == self.kind, "{made}");
-        for (key, value) in self.body.as_object().into_iter().flatten() {
-            ensure!(holds_all(&made[key], value), "{key}: {} instead of {value}", made[key]);
-        }
-        let same = api.refused(&http::Method::POST, &all, Some(&self.object(&name, &label)), 409)?;
-        ensure!(same["reason"] == "AlreadyExists", "{same}");
-        watch.until("ADDED", 20, |object| name_of(object) == name)?;
-        ensure!(api.get(&one)? == made, "what is read is not what was made");
-        ensure!(api.names(&selected)? == [name.as_str()]);
-        if self.namespace.is_some() {
-            let everywhere = selected.replacen(&format!("/namespaces/{}", self.namespace.unwrap_or_default()), "", 1);
-            ensure!(api.names(&everywhere)? == [name.as_str()], "{everywhere}");
-        }
-        let patched =
-            api.patch(&one, Patch::Merge, &json!({ "metadata": { "annotations": { "patched": "true" } } }))?;
-        ensure!(patched["metadata"]["annotations"]["patched"] == "true", "{patched}");
-        watch.until("MODIFIED", 20, |object| object["metadata"]["annotations"]["patched"] == "true")?;
-        let mut new = api.get(&one)?;
-        new["metadata"]["annotations"]["updated"] = json!("true");
-        let updated = api.replace(&one, &new)?;
-        ensure!(updated["metadata"]["annotations"]["updated"] == "true", "{updated}");
-        watch.until("MODIFIED", 20, |object| object["metadata"]["annotations"]["updated"] == "true")?;
-        // The version that was read first is too old by now.
-        let old = api.refused(&http::Method::PUT, &one, Some(&made), 409)?;
-        ensure!(old["reason"] == "Conflict", "{old}");
-        api.create(&all, &self.object(&format!("{label}-2"), &label))?;
-        api.create(&all, &self.object(&format!("{label}-3"), &label))?;
-        api.delete(&one)?;
-        watch.until("DELETED", 20, |object| name_of(object) == name)?;
-        api.absent(&one)?;
-        ensure!(api.names(&selected)?.len() == 2);
-        api.delete(&selected)?;
-        lab.until("the collection is gone", 20, || Ok(api.names(&selected)?.is_empty()))
-    }
-}
-
-/// Whether `found` has everything that `wanted` says; defaults may come on top.
-fn holds_all(found: &Value, wanted: &Value) -> bool {
-    match (found, wanted) {
-        (Value::Object(found), Value::Object(wanted)) => {
-            wanted.iter().all(|(key, value)| found.get(key).is_some_and(|found| holds_all(found, value)))
-        }
-        (Value::Array(found), Value::Array(wanted)) => {
-            found.len() == wanted.len() && found.iter().zip(wanted).all(|(found, wanted)| holds_all(found, wanted))
-        }
-        _ => found == wanted,
-    }
-}
 
 // [sig-node] RuntimeClass should support RuntimeClasses API operations [Conformance]
 fn runtime_classes(lab: &Lab) -> Result<()> {
@@ -266,10 +162,9 @@ fn resource_claims(lab: &Lab) -> Result<()> {
     let kind = Kind { api: RESOURCE, kind: "ResourceClaim", plural: "resourceclaims", namespace, body };
     kind.discovered(lab)?;
     kind.verbs(lab)?;
-    // The status is written apart from the rest, and the rest not with it; the spec stays as it was made.
+    // The status is written apart from the rest; the spec stays as it was made.
     let claims = "resource.k8s.io/v1/resourceclaims";
     let mut claim = space.make(claims, &kind.object("claim", "status"))?;
-    claim["metadata"]["labels"]["test"] = json!("not with the status");
     let reserved = json!({ "resource": "pods", "name": "some-pod", "uid": "0b6ee0b1-4a6b-4a0e-9a3c-3c8f0d6a7b11" });
     claim["status"] = json!({ "allocation": { "devices": {} }, "reservedFor": [reserved] });
     let written = space.put(&format!("{claims}/claim/status"), &claim)?;

@@ -15,6 +15,8 @@ tests![
     exec_fails,
     exec_passes,
     tcp_passes,
+    grpc_fails,
+    grpc_passes,
 ];
 
 /// Probes that must have passed before a container counts as left alone.
@@ -111,6 +113,25 @@ fn tcp_passes(lab: &Lab) -> Result<()> {
         Ok(seen.matches("CLOSED").count() >= ENOUGH)
     })?;
     left_alone(&space)
+}
+
+// [sig-node] Probing container should *not* be restarted with a GRPC liveness probe [NodeConformance] [Conformance]
+fn grpc_passes(lab: &Lab) -> Result<()> {
+    let space = lab.quarter("probe-grpc")?;
+    space.started(&alive(server(&["--grpc=5000"]), json!({ "grpc": { "port": 5000 } })))?;
+    lab.until("it was asked often", 30, || Ok(asked(&space, "GRPC /grpc.health.v1.Health/Check")? >= ENOUGH))?;
+    left_alone(&space)
+}
+
+// [sig-node] Probing container should be restarted with a GRPC liveness probe [NodeConformance] [Conformance]
+fn grpc_fails(lab: &Lab) -> Result<()> {
+    let space = lab.quarter("probe-grpc-fails")?;
+    // Nobody listens on this port.
+    space.make("pods", &alive(server(&["--grpc=5000"]), json!({ "grpc": { "port": 2333 } })))?;
+    space.pod_until("probed", "is restarted", |pod| restarts(pod) >= 1)?;
+    let told = space.told("probed")?;
+    ensure!(told.contains("Unhealthy: Liveness probe failed"), "{told}");
+    Ok(())
 }
 
 // [sig-node] Probing container should have monotonically increasing restart count [NodeConformance] [Conformance]
