@@ -25,6 +25,8 @@ const ENOUGH: usize = 5;
 fn alive(container: Value, probe: Value) -> Value {
     let mut container = container;
     container["livenessProbe"] = probe;
+    // Not before the container listens: one failure is enough here.
+    container["livenessProbe"]["initialDelaySeconds"] = json!(2);
     container["livenessProbe"]["periodSeconds"] = json!(1);
     container["livenessProbe"]["failureThreshold"] = json!(1);
     container["livenessProbe"]["timeoutSeconds"] = json!(5);

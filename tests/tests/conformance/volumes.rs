@@ -190,10 +190,9 @@ const FOLLOW: &str =
 /// The last complete report of a pod that follows its volumes.
 fn shown(space: &Space<'_>, pod: &str) -> Result<String> {
     let log = space.lab.api()?.text(&space.url(&format!("pods/{pod}/log?tailLines=60")))?;
-    let mut reports = log.split("\n\n").filter(|report| !report.trim().is_empty());
     // The very last may be half of one.
-    reports.next_back();
-    Ok(reports.next_back().unwrap_or_default().trim().to_owned())
+    let mut reports = log.rsplit("\n\n").filter(|report| !report.trim().is_empty()).skip(1);
+    Ok(reports.next().unwrap_or_default().trim().to_owned())
 }
 
 fn shows(space: &Space<'_>, pod: &str, wanted: &[&str], unwanted: &[&str]) -> Result<()> {
@@ -472,7 +471,8 @@ fn empty_dirs(lab: &Lab, name: &str, user: u32) -> Result<()> {
         ];
         has(&said, &lines.iter().map(String::as_str).collect::<Vec<_>>())?;
     }
-    ensure!(said.contains("/default 777 ") && said.contains("/memory 777 tmpfs"), "{said}");
+    // A tmpfs comes with the sticky bit, and upstream leaves it so.
+    ensure!(said.contains("/default 777 ") && said.contains("/memory 1777 tmpfs"), "{said}");
     ensure!(!said.contains("/default 777 tmpfs"), "{said}");
     Ok(())
 }
