@@ -227,6 +227,12 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// The next event, whatever it is.
+    pub fn next(&self, seconds: u64) -> Result<Value> {
+        let event = self.events.recv_timeout(Duration::from_secs(seconds));
+        event.with_context(|| format!("{}: no event within {seconds} s", self.path))
+    }
+
     /// Waits for an event that is wanted and gives its object; passes over others.
     pub fn until(&self, kind: &str, seconds: u64, mut wanted: impl FnMut(&Value) -> bool) -> Result<Value> {
         let end = std::time::Instant::now() + Duration::from_secs(seconds);

@@ -32,6 +32,8 @@ mod init;
 mod kinds;
 #[path = "conformance/kubelet.rs"]
 mod kubelet;
+#[path = "conformance/machinery.rs"]
+mod machinery;
 #[path = "conformance/operations.rs"]
 mod operations;
 #[path = "conformance/pods.rs"]
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         data::TESTS,
         kinds::TESTS,
         operations::TESTS,
+        machinery::TESTS,
     ];
     suite::main_at_once("conformance", 1, THREADS, &together.concat(), taints::TESTS)
 }

@@ -145,7 +145,7 @@ fn counts_only_grow(lab: &Lab) -> Result<()> {
     let watch = lab.api()?.watch(&space.url("pods"), "")?;
     space.make("pods", &made)?;
     let mut seen = vec![0];
-    // With the delays of a crash loop between them (10, 20, 40, 80 s), which is why this test is the first to begin.
+    // With the delays of a crash loop between them (10, 20, 40 s), which is why this test is the first to begin.
     watch.until("MODIFIED", 220, |pod| {
         let count = restarts(pod);
         if seen.last() != Some(&count) {
