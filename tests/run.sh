@@ -3,7 +3,7 @@
 
 # Run only when they are named: real machines take many minutes.
 NAMED_STAGES="vm"
-STAGES="fmt clippy unit lab node conformance nodes workloads network cluster streams apps restart crash bad-input"
+STAGES="fmt clippy unit lab node conformance nodes workloads network cluster streams apps restart faults crash bad-input"
 
 # Runs one stage and keeps its output for the count of tests.
 stage() {
@@ -53,6 +53,7 @@ run_streams() {
 run_apps() { run_suite apps; }
 run_workloads() { run_suite workloads; }
 run_restart() { run_suite restart; }
+run_faults() { run_suite faults; }
 run_crash() { run_suite crash_safety; }
 run_bad_input() { run_suite bad_input; }
 run_vm() {

@@ -211,7 +211,7 @@ pub async fn run(
     let metrics = Metrics::default();
     metrics.register(&endpoints, &name);
     let cri = CriRuntime::new(&config.kubelet.container_runtime_endpoint, metrics.clone());
-    let starting = cri.starting();
+    let (starting, execs) = (cri.starting(), cri.execs());
     let runtime: Arc<dyn Runtime> = Arc::new(cri);
     let Some(version) = runtime_version(runtime.as_ref(), &stop).await else { return Ok(()) };
     info!(runtime = version.name, version = version.version, "container runtime answers");
@@ -221,7 +221,7 @@ pub async fn run(
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
     if version.name == "containerd" {
         let socket = socket_path(&config.kubelet.container_runtime_endpoint);
-        tasks.spawn("runtime-events", crate::runtime::events::read(socket, hint_tx, stop.clone()));
+        tasks.spawn("runtime-events", crate::runtime::events::read(socket, hint_tx, execs, stop.clone()));
     }
     tasks.spawn("pleg", pleg.clone().run(hint_rx, stop.clone()));
     let (flight, recording) = Flight::new(&config.node.root_dir, stop.clone());

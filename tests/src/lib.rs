@@ -4,6 +4,7 @@
 //! the right network namespace.
 
 pub mod api;
+pub mod faulty;
 pub mod inventory;
 pub mod lab;
 pub mod manifests;

@@ -14,12 +14,14 @@ use k8s_cri::v1 as api;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use keelson_streaming::remotecommand::Options as StreamOptions;
+use tokio::sync::broadcast;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
 use crate::metrics::Metrics;
 use crate::network::starting::Starting;
 
+use super::exec_scope::{self, ExecScope, ExecStarted};
 use super::identity::{
     CONTAINER_HASH, CONTAINER_NAME, CONTAINER_RESTART_COUNT, POD_NAME, POD_NAMESPACE, POD_UID,
     TERMINATION_MESSAGE_PATH, TERMINATION_MESSAGE_POLICY,
@@ -38,6 +40,11 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(120);
 pub const SANDBOX_DEADLINE: Duration = Duration::from_secs(240);
 /// Deadline of a cheap read: nothing may wait minutes for a listing.
 pub(super) const READ_DEADLINE: Duration = Duration::from_secs(30);
+/// Events of started execs that may wait for a reader.
+const EXEC_EVENTS: usize = 64;
+/// How long an exec waits for the event of a process with its own command; then the only other one it has seen is it (commands that start others in
+/// their place have other arguments).
+const EXEC_MATCH: Duration = Duration::from_millis(500);
 /// Pulls have no deadline of their own upstream; one hour keeps a dead registry from holding a slot for ever.
 const PULL_DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -46,6 +53,8 @@ pub struct CriRuntime {
     endpoint: Arc<str>,
     metrics: Metrics,
     starting: Arc<Starting>,
+    execs: broadcast::Sender<ExecStarted>,
+    cgroup_tree: Option<PathBuf>,
     pub(super) runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
 }
@@ -78,6 +87,8 @@ impl CriRuntime {
             endpoint: endpoint.into(),
             metrics,
             starting: Arc::default(),
+            execs: broadcast::Sender::new(EXEC_EVENTS),
+            cgroup_tree: exec_scope::tree(),
             runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
@@ -87,10 +98,37 @@ impl CriRuntime {
         }
     }
 
+    /// Where events of started execs go.
+    #[must_use]
+    pub fn execs(&self) -> broadcast::Sender<ExecStarted> {
+        self.execs.clone()
+    }
+
     /// Sandboxes that are being made.
     #[must_use]
     pub fn starting(&self) -> Arc<Starting> {
         self.starting.clone()
+    }
+
+    /// The cgroup of a command that is about to start in a container, once the runtime's event has told its process.
+    async fn exec_scope(&self, id: &str, command: &[String]) -> Option<ExecScope> {
+        let tree = self.cgroup_tree.as_deref()?;
+        let mut events = self.execs.subscribe();
+        let mut other = None;
+        let begun = tokio::time::Instant::now();
+        let started = loop {
+            match tokio::time::timeout_at(begun + EXEC_MATCH, events.recv()).await {
+                Ok(Ok(started)) if started.container != id => {}
+                Ok(Ok(started)) if exec_scope::runs(started.pid, command) => break started,
+                Ok(Ok(started)) => other = if other.is_none() { Some(started) } else { return None },
+                Ok(Err(broadcast::error::RecvError::Lagged(_))) => {}
+                Ok(Err(broadcast::error::RecvError::Closed)) => return None,
+                Err(_) => break other?,
+            }
+        };
+        ExecScope::enter(tree, &started)
+            .inspect_err(|error| tracing::debug!("no cgroup for an exec in {id}: {error}"))
+            .ok()
     }
 
     /// Gives a call its deadline; boxed, because a request's future is tens of kilobytes.
@@ -483,20 +521,28 @@ impl Runtime for CriRuntime {
         async move {
             // CRI counts whole seconds and takes 0 for "no limit".
             let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
-            let request = api::ExecSyncRequest { container_id: id.into(), cmd: command, timeout: seconds };
+            let request = api::ExecSyncRequest { container_id: id.into(), cmd: command.clone(), timeout: seconds };
             let limit = if seconds == 0 { CALL_DEADLINE } else { timeout + READ_DEADLINE };
-            let answer = self
-                .call("ExecSync", limit, {
-                    let mut client = self.runtime.clone();
-                    async move { client.exec_sync(request).await }
-                })
-                .await;
+            let scope = self.exec_scope(id, &command);
+            let call = self.call("ExecSync", limit, {
+                let mut client = self.runtime.clone();
+                async move { client.exec_sync(request).await }
+            });
+            let end = if seconds == 0 { limit } else { timeout };
+            let (answer, scope) = until(call, scope, end).await;
             let answer = match answer {
                 Err(RuntimeError::Failed { message, .. }) if message.contains("DeadlineExceeded") => {
-                    return Err(RuntimeError::Deadline { call: "ExecSync", limit: timeout });
+                    Err(RuntimeError::Deadline { call: "ExecSync", limit: timeout })
                 }
-                other => other?,
+                other => other,
             };
+            if let Some(scope) = scope {
+                match &answer {
+                    Err(RuntimeError::Deadline { .. }) => scope.kill().await,
+                    _ => scope.release(),
+                }
+            }
+            let answer = answer?;
             let mut output = answer.stdout;
             output.extend(answer.stderr);
             Ok(ExecOutput { exit_code: answer.exit_code, output })
@@ -582,6 +628,36 @@ impl Runtime for CriRuntime {
             Ok(())
         }
         .boxed()
+    }
+}
+
+/// Waits for a command's answer, and beside it for its cgroup. At its end the cgroup is killed at once: the runtime's own answer comes only
+/// when nobody holds the output any more.
+async fn until<T>(
+    call: Call<'_, T>,
+    scope: impl Future<Output = Option<ExecScope>>,
+    end: Duration,
+) -> (Result<T, RuntimeError>, Option<ExecScope>) {
+    let mut call = call;
+    let late = tokio::time::sleep(end);
+    tokio::pin!(scope, late);
+    let (mut found, mut looking, mut killed) = (None, true, false);
+    loop {
+        tokio::select! {
+            // The event comes before the answer; a command that ends at once needs no cgroup.
+            // Killed by us it has an exit code, which is not its own.
+            answer = &mut call => {
+                let late = RuntimeError::Deadline { call: "ExecSync", limit: end };
+                return (if killed { Err(late) } else { answer }, found);
+            }
+            new = &mut scope, if looking => (found, looking) = (new, false),
+            () = &mut late, if found.is_some() => {
+                if let Some(scope) = found.take() {
+                    scope.kill().await;
+                    killed = true;
+                }
+            }
+        }
     }
 }
 

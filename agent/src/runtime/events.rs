@@ -8,18 +8,19 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use containerd_client::events::{TaskExit, TaskOom, TaskStart};
+use containerd_client::events::{TaskExecStarted, TaskExit, TaskOom, TaskStart};
 use containerd_client::services::v1::SubscribeRequest;
 use containerd_client::services::v1::events_client::EventsClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{ContainerEventResponse, GetEventsRequest};
 use prost::Message;
-use tokio::sync::mpsc;
+use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use tracing::{debug, info, warn};
 
 use super::cri::channel;
+use super::exec_scope::ExecStarted;
 use crate::clock;
 
 /// First pause before a lost stream is opened again.
@@ -64,10 +65,15 @@ pub enum Hint {
     Changed(String),
 }
 
-/// Reads both streams until `stop`, sending hints.
-pub async fn read(socket: PathBuf, hints: mpsc::Sender<Hint>, stop: CancellationToken) {
-    let (socket, hints) = (socket.as_path(), &hints);
-    let containerd = follow(Source::Containerd, hints, move || containerd(socket, hints));
+/// Reads both streams until `stop`, sending hints, and who began to run beside a container's first process.
+pub async fn read(
+    socket: PathBuf,
+    hints: mpsc::Sender<Hint>,
+    execs: broadcast::Sender<ExecStarted>,
+    stop: CancellationToken,
+) {
+    let (socket, hints, execs) = (socket.as_path(), &hints, &execs);
+    let containerd = follow(Source::Containerd, hints, move || containerd(socket, hints, execs));
     let cri = follow(Source::Cri, hints, move || cri(socket, hints));
     tokio::select! {
         () = stop.cancelled() => {}
@@ -123,9 +129,9 @@ async fn follow<F: Future<Output = Ended>>(source: Source, hints: &mpsc::Sender<
     }
 }
 
-async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
+async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>, execs: &broadcast::Sender<ExecStarted>) -> Ended {
     let mut client = EventsClient::new(channel(socket));
-    let filters = ["/tasks/start", "/tasks/exit", "/tasks/oom", "/containers/delete"]
+    let filters = ["/tasks/start", "/tasks/exec-started", "/tasks/exit", "/tasks/oom", "/containers/delete"]
         .iter()
         .map(|topic| format!("topic==\"{topic}\",namespace==k8s.io"))
         .collect();
@@ -138,6 +144,13 @@ async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
     }
     while let Ok(Some(envelope)) = stream.message().await {
         let Some(event) = envelope.event else { continue };
+        if envelope.topic == "/tasks/exec-started" {
+            if let Ok(TaskExecStarted { container_id, pid, .. }) = TaskExecStarted::decode(&*event.value) {
+                // Nobody waits for it most of the time.
+                let _ = execs.send(ExecStarted { container: container_id, pid });
+            }
+            continue;
+        }
         let Some(hint) = decode(&envelope.topic, &event.value) else { continue };
         if hints.send(hint).await.is_err() {
             return Ended::ReceiverGone;

@@ -7,6 +7,7 @@
 pub mod cri;
 mod cri_streams;
 pub mod events;
+pub mod exec_scope;
 #[cfg(test)]
 pub mod fake;
 pub mod identity;

@@ -227,13 +227,20 @@ pub fn startup_fails(lab: &Lab) -> Result<()> {
     )
 }
 
+/// Command lines of the node's processes that hold a word.
+fn processes(lab: &Lab, word: &str) -> Result<usize> {
+    let all = lab.node("node-1", &["sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '; true"])?;
+    Ok(all.matches(word).count())
+}
+
 pub fn hangs(lab: &Lab) -> Result<()> {
     let space = lab.space("hanging")?;
+    // A child, one in a session of its own whose parent is gone, and the command itself.
     let more = r#"      readinessProbe:
         exec:
-          command: ["sh", "-c", "sleep 12345"]
-        periodSeconds: 1
-        timeoutSeconds: 1
+          command: ["sh", "-c", "sleep 12345 & (setsid sleep 12345 &); sleep 12345"]
+        periodSeconds: 60
+        timeoutSeconds: 2
         failureThreshold: 1
 "#;
     space.apply(&probed("hang", "sleep 600", more))?;
@@ -245,22 +252,32 @@ pub fn hangs(lab: &Lab) -> Result<()> {
         failureThreshold: 1
 "#;
     space.apply(&probed("chatter", "sleep 600", more))?;
+    // What a command that ends in time leaves running is the container's.
+    let more = r#"      startupProbe:
+        exec:
+          command: ["sh", "-c", "setsid sleep 54321 >/dev/null 2>&1 & sleep 1"]
+        periodSeconds: 1
+        timeoutSeconds: 5
+"#;
+    space.apply(&probed("starter", "sleep 600", more))?;
+    lab.until("the hanging command and its children run", 30, || Ok(processes(lab, "sleep 12345")? >= 3))?;
     lab.until("both are told", 60, || {
         let text = events(&space)?;
         Ok(text.contains("Readiness probe failed: command timed out") && text.contains("out of order"))
     })?;
+    lab.until("nothing of the command is left", 3, || Ok(processes(lab, "sleep 12345")? == 0))?;
     let longest = events(&space)?.lines().map(str::len).max().unwrap_or(0);
     ensure!(longest < 11 * 1024, "an event of {longest} bytes");
     for pod in ["hang", "chatter"] {
         let pod = space.json(&["get", "pod", pod])?;
         ensure!(status(&pod)["ready"] == false && status(&pod)["restartCount"] == 0, "{}", status(&pod));
     }
-    space.kubectl(&["delete", "pod", "hang", "--timeout=60s"])?;
-    lab.until("no probe's process is left", 20, || {
-        let processes =
-            lab.node("node-1", &["sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '; true"])?;
-        Ok(!processes.contains("sleep 12345"))
-    })
+    lab.until("the starter has started", 30, || {
+        Ok(status(&space.json(&["get", "pod", "starter"])?)["started"] == true)
+    })?;
+    ensure!(processes(lab, "sleep 54321")? == 1, "what a probe had started is gone");
+    let scopes = "find /sys/fs/cgroup -type d -path '*kubepods*' -name 'exec-*'";
+    lab.until("no cgroup of a command is left", 10, || Ok(lab.node("node-1", &["sh", "-c", scopes])?.is_empty()))
 }
 
 /// A pod whose hooks leave marks in a folder of the node that the test reads.
