@@ -72,19 +72,23 @@ impl Lab {
     }
 }
 
+fn url(namespace: &str, path: &str) -> String {
+    let of_group = path.split('/').nth(1).is_some_and(|version| {
+        version.strip_prefix('v').is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()))
+    });
+    if of_group {
+        let mut parts = path.splitn(3, '/');
+        let (group, version, rest) = (parts.next(), parts.next(), parts.next());
+        let [group, version, rest] = [group, version, rest].map(Option::unwrap_or_default);
+        return format!("/apis/{group}/{version}/namespaces/{namespace}/{rest}");
+    }
+    format!("/api/v1/namespaces/{namespace}/{path}")
+}
+
 impl Space<'_> {
     /// The URL of `pods`, `pods/NAME` or, of another group, `apps/v1/deployments`.
     pub fn url(&self, path: &str) -> String {
-        let of_group = path.split('/').nth(1).is_some_and(|version| {
-            version.strip_prefix('v').is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()))
-        });
-        if of_group {
-            let mut parts = path.splitn(3, '/');
-            let (group, version, rest) = (parts.next(), parts.next(), parts.next());
-            let [group, version, rest] = [group, version, rest].map(Option::unwrap_or_default);
-            return format!("/apis/{group}/{version}/namespaces/{}/{rest}", self.name);
-        }
-        format!("/api/v1/namespaces/{}/{path}", self.name)
+        url(&self.name, path)
     }
 
     /// Reads an object or a list.
@@ -182,11 +186,8 @@ mod tests {
 
     #[test]
     fn urls_of_core_and_of_groups() {
-        let lab = Lab::named("none").unwrap();
-        let space = std::mem::ManuallyDrop::new(Space { lab: &lab, name: "n".to_owned() });
-        assert_eq!(space.url("pods/p/log?container=c"), "/api/v1/namespaces/n/pods/p/log?container=c");
-        assert_eq!(space.url("pods/very"), "/api/v1/namespaces/n/pods/very");
-        assert_eq!(space.url("apps/v1/deployments/d"), "/apis/apps/v1/namespaces/n/deployments/d");
-        std::mem::forget(lab);
+        assert_eq!(url("n", "pods/p/log?container=c"), "/api/v1/namespaces/n/pods/p/log?container=c");
+        assert_eq!(url("n", "pods/very"), "/api/v1/namespaces/n/pods/very");
+        assert_eq!(url("n", "apps/v1/deployments/d"), "/apis/apps/v1/namespaces/n/deployments/d");
     }
 }

@@ -84,7 +84,8 @@ fn marks(text: &str) -> Result<Vec<(String, String)>> {
 
 /// The name under which a suite's table has a function: `("name", module::function)`, or `("name", function)` in the suite's own file.
 fn registered(table: &str, module: &str, function: &str) -> Option<String> {
-    let flat = table.split_whitespace().collect::<Vec<_>>().join(" ");
+    // rustfmt may have put a long entry on several lines.
+    let flat = table.split_whitespace().collect::<Vec<_>>().join(" ").replace("( \"", "(\"");
     let mut rest = flat.as_str();
     while let Some((_, after)) = rest.split_once("(\"") {
         let (name, after) = after.split_once('"')?;
