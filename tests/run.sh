@@ -3,7 +3,7 @@
 
 # Run only when they are named: real machines take many minutes.
 NAMED_STAGES="vm"
-STAGES="fmt clippy unit lab node nodes workloads network cluster streams apps restart faults crash bad-input"
+STAGES="fmt clippy unit lab node conformance nodes workloads network cluster streams apps restart faults crash bad-input"
 
 # Runs one stage and keeps its output for the count of tests.
 stage() {
@@ -42,6 +42,7 @@ run_suite() {
 }
 run_lab() { run_suite lab; }
 run_node() { run_suite node; }
+run_conformance() { run_suite conformance; }
 run_nodes() { run_suite nodes; }
 run_network() { run_suite network; }
 run_cluster() { run_suite cluster; }

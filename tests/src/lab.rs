@@ -4,12 +4,15 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::Value;
+
+use crate::api::Api;
 
 /// How long a client waits for a connection to the API server.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -30,6 +33,8 @@ pub struct Lab {
     ours: bool,
     /// Its machines are virtual ones: `lab vm …` instead of `lab …`.
     guests: bool,
+    /// Made when it is asked for.
+    api: OnceLock<Api>,
 }
 
 /// The folder with the built programs: that of the profile this test was built with.
@@ -75,9 +80,10 @@ impl Lab {
 
     fn make(suite: &str, nodes: u8, more: &[&str], guests: bool) -> Result<Self> {
         if let Ok(name) = std::env::var(USE_LAB) {
-            return Ok(Self { name, programs: programs()?, ours: false, guests });
+            return Ok(Self { name, programs: programs()?, ours: false, guests, api: OnceLock::new() });
         }
-        let lab = Self { name: format!("test-{suite}"), programs: programs()?, ours: true, guests };
+        let lab =
+            Self { name: format!("test-{suite}"), programs: programs()?, ours: true, guests, api: OnceLock::new() };
         // One that an earlier run left behind would not be new.
         run(lab.command().arg("down"), None)?;
         run(lab.command().args(["up", "--nodes", &nodes.to_string()]).args(more), None).map_err(|error| {
@@ -89,7 +95,7 @@ impl Lab {
 
     /// A handle on a lab that this test makes and removes by itself.
     pub fn named(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), programs: programs()?, ours: true, guests: false })
+        Ok(Self { name: name.to_owned(), programs: programs()?, ours: true, guests: false, api: OnceLock::new() })
     }
 
     /// The `lab` program for this lab.
@@ -207,6 +213,16 @@ impl Lab {
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.connect_timeout = Some(CONNECT);
         Ok(Client::try_from(config)?)
+    }
+
+    /// The API server without a kubectl in between, as an administrator.
+    pub fn api(&self) -> Result<&Api> {
+        if self.api.get().is_none() {
+            let api = Api::new(self)?;
+            // Another thread's may have come first; either will do.
+            let _ = self.api.set(api);
+        }
+        self.api.get().context("the client was just made")
     }
 
     /// Waits until `probe` gives something. Errors of the probe count as "not yet" and are told at the end.
@@ -430,6 +446,10 @@ impl Space<'_> {
 impl Drop for Space<'_> {
     fn drop(&mut self) {
         // Only tidiness: the lab goes as a whole at the end.
+        if let Some(api) = self.lab.api.get() {
+            let _ = api.delete(&format!("/api/v1/namespaces/{}", self.name));
+            return;
+        }
         let _ = self.lab.kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
     }
 }

@@ -3,10 +3,13 @@
 //! Nothing in here is a stand-in: clusters come from the `lab` program, requests from a real kubectl or from sockets in
 //! the right network namespace.
 
+pub mod api;
 pub mod faulty;
 pub mod inventory;
 pub mod lab;
 pub mod manifests;
 pub mod net;
+pub mod objects;
+pub mod results;
 pub mod snapshot;
 pub mod suite;

@@ -1,17 +1,21 @@
-//! The runner of a suite: one lab, its tests one after the other, and the lab taken down whatever happens.
+//! The runner of a suite: one lab, its tests one after the other or several at once, and the lab taken down whatever happens.
 //!
-//! The last line has the form of cargo's own test summary, so that `./dev test` counts both alike.
+//! The last line has the form of cargo's own test summary, so that `./dev test` counts both alike. What became of each test is kept
+//! beside the labs ([`crate::results`]), for reports.
 
+use std::collections::VecDeque;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lab::Lab;
+use crate::results::{self, Verdict};
 
 /// Longest time for one test; a suite in which one takes longer ends there. `KEELSON_TEST_LIMIT` gives long tests more seconds.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
@@ -31,33 +35,52 @@ pub fn main(suite: &str, nodes: u8, tests: &[Test]) -> ExitCode {
 
 /// Like [`main`], with more arguments for `lab up`.
 pub fn main_with(suite: &str, nodes: u8, up: &[&str], tests: &[Test]) -> ExitCode {
-    run(suite, tests, || Lab::up(suite, nodes, up))
+    run(suite, tests, Order::default(), || Lab::up(suite, nodes, up))
+}
+
+/// Like [`main`], with `threads` tests at once; those in `alone`, which disturb the others, one by one after them.
+pub fn main_at_once(suite: &str, nodes: u8, threads: usize, tests: &[Test], alone: &[Test]) -> ExitCode {
+    let all = [tests, alone].concat();
+    run(suite, &all, Order { threads, alone: alone.len() }, || Lab::up(suite, nodes, &[]))
 }
 
 /// Like [`main_with`], on virtual machines.
 pub fn main_on_guests(suite: &str, nodes: u8, up: &[&str], tests: &[Test]) -> ExitCode {
-    run(suite, tests, || Lab::up_on_guests(suite, nodes, up))
+    run(suite, tests, Order::default(), || Lab::up_on_guests(suite, nodes, up))
 }
 
 /// Like [`main`], for tests that make their labs themselves: the lab they are given does not exist.
 pub fn main_without_lab(suite: &str, tests: &[Test]) -> ExitCode {
-    run(suite, tests, || Lab::named(&format!("test-{suite}")))
+    run(suite, tests, Order::default(), || Lab::named(&format!("test-{suite}")))
 }
 
-fn run(suite: &str, tests: &[Test], lab: impl FnOnce() -> Result<Lab>) -> ExitCode {
+/// How many tests run at once, and how many at the end of the list run alone.
+struct Order {
+    threads: usize,
+    alone: usize,
+}
+
+impl Default for Order {
+    fn default() -> Self {
+        Self { threads: 1, alone: 0 }
+    }
+}
+
+fn run(suite: &str, tests: &[Test], order: Order, lab: impl FnOnce() -> Result<Lab>) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let chosen: Vec<&Test> = tests
-        .iter()
-        .filter(|(name, _)| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())))
-        .collect();
+    let wanted = |(name, _): &&Test| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
+    let (together, alone) = tests.split_at(tests.len() - order.alone);
+    let together: Vec<&Test> = together.iter().filter(wanted).collect();
+    let alone: Vec<&Test> = alone.iter().filter(wanted).collect();
+    let count = together.len() + alone.len();
     if arguments.iter().any(|argument| argument == "--list") {
         for (name, _) in tests {
             println!("{name}: test");
         }
         return ExitCode::SUCCESS;
     }
-    if chosen.is_empty() {
+    if count == 0 {
         summary(0, 0, Duration::ZERO);
         return ExitCode::SUCCESS;
     }
@@ -66,26 +89,32 @@ fn run(suite: &str, tests: &[Test], lab: impl FnOnce() -> Result<Lab>) -> ExitCo
         return ExitCode::SUCCESS;
     }
     let begun = Instant::now();
-    println!("suite {suite}: {} tests", chosen.len());
+    println!("suite {suite}: {count} tests");
     let lab = match lab() {
         Ok(lab) => Arc::new(lab),
         Err(error) => {
             println!("the lab did not come up:\n{error:#}");
-            summary(0, chosen.len(), begun.elapsed());
+            summary(0, count, begun.elapsed());
             return ExitCode::FAILURE;
         }
     };
     end_on_signal(&lab);
+    let mut ended = several(&together, order.threads, &lab);
+    if !ended.iter().any(|(_, outcome)| matches!(outcome, Outcome::Stuck)) {
+        ended.extend(several(&alone, 1, &lab));
+    }
+    if let Err(error) = results::keep(suite, filters.is_empty(), ended.iter().map(|(name, o)| (*name, o.verdict()))) {
+        println!("the results could not be kept: {error:#}");
+    }
     let mut failures = Vec::new();
-    let mut skipped = 0;
-    for (name, test) in &chosen {
-        match one(name, *test, &lab) {
-            Outcome::Passed => {}
-            Outcome::Skipped => skipped += 1,
-            Outcome::Failed(error) => failures.push((*name, error)),
+    let mut passed = 0;
+    for (name, outcome) in ended {
+        match outcome {
+            Outcome::Passed => passed += 1,
+            Outcome::Skipped => {}
+            Outcome::Failed(error) => failures.push((name, error)),
             Outcome::Stuck => {
-                failures.push((*name, anyhow!("not done after {} s\n{}", limit().as_secs(), lab.diagnose())));
-                break;
+                failures.push((name, anyhow!("not done after {} s\n{}", limit().as_secs(), lab.diagnose())));
             }
         }
     }
@@ -98,7 +127,7 @@ fn run(suite: &str, tests: &[Test], lab: impl FnOnce() -> Result<Lab>) -> ExitCo
         println!("\n---- {suite}::down\n{error:?}");
         failures.push(("down", error));
     }
-    summary(chosen.len() - failures.len().min(chosen.len()) - skipped, failures.len(), begun.elapsed());
+    summary(passed, failures.len(), begun.elapsed());
     let code = if failures.is_empty() { 0 } else { 101 };
     // Not a return: the thread of a stuck test would be waited for.
     std::process::exit(code)
@@ -111,16 +140,51 @@ enum Outcome {
     Stuck,
 }
 
+impl Outcome {
+    fn verdict(&self) -> Verdict {
+        match self {
+            Self::Passed => Verdict::Passed,
+            Self::Skipped => Verdict::Skipped,
+            Self::Failed(_) | Self::Stuck => Verdict::Failed,
+        }
+    }
+}
+
+/// Runs tests, so many at once. After one that is stuck no other begins.
+fn several<'a>(tests: &[&'a Test], threads: usize, lab: &Arc<Lab>) -> Vec<(&'a str, Outcome)> {
+    let queue: Mutex<VecDeque<&'a Test>> = Mutex::new(tests.iter().copied().collect());
+    let ended = Mutex::new(Vec::new());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(tests.len()) {
+            scope.spawn(|| {
+                while let Some((name, test)) = next() {
+                    let outcome = one(name, *test, lab, threads > 1);
+                    if matches!(outcome, Outcome::Stuck) {
+                        queue.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                    }
+                    ended.lock().unwrap_or_else(PoisonError::into_inner).push((*name, outcome));
+                }
+            });
+        }
+    });
+    ended.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn limit() -> Duration {
     let given = std::env::var("KEELSON_TEST_LIMIT").ok().and_then(|seconds| seconds.parse().ok());
     given.map_or(TEST_LIMIT, Duration::from_secs)
 }
 
-fn one(name: &str, test: fn(&Lab) -> Result<()>, lab: &Arc<Lab>) -> Outcome {
-    use std::io::Write;
+/// Runs one test. `whole` prints its line when it has ended, so that lines of others do not come between.
+fn one(name: &str, test: fn(&Lab) -> Result<()>, lab: &Arc<Lab>, whole: bool) -> Outcome {
     let begun = Instant::now();
-    print!("test {name} ... ");
-    let _ = std::io::stdout().flush();
+    let head = format!("test {name} ... ");
+    if !whole {
+        print!("{head}");
+        let _ = std::io::stdout().flush();
+    }
+    let head = if whole { head.as_str() } else { "" };
     let (sender, receiver) = channel();
     let shared = Arc::clone(lab);
     std::thread::spawn(move || {
@@ -135,19 +199,19 @@ fn one(name: &str, test: fn(&Lab) -> Result<()>, lab: &Arc<Lab>) -> Outcome {
     let seconds = begun.elapsed().as_secs_f64();
     match result {
         Ok(Ok(())) => {
-            println!("ok ({seconds:.1} s)");
+            println!("{head}ok ({seconds:.1} s)");
             Outcome::Passed
         }
         Ok(Err(error)) if error.is::<Skip>() => {
-            println!("skipped\nSKIPPED {name}: {error}");
+            println!("{head}skipped\nSKIPPED {name}: {error}");
             Outcome::Skipped
         }
         Ok(Err(error)) => {
-            println!("FAILED ({seconds:.1} s)");
+            println!("{head}FAILED ({seconds:.1} s)");
             Outcome::Failed(error)
         }
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-            println!("STUCK ({seconds:.1} s)");
+            println!("{head}STUCK ({seconds:.1} s)");
             Outcome::Stuck
         }
     }

@@ -158,6 +158,23 @@ pub fn env_var_name(s: &str) -> Vec<String> {
     vec!["a valid environment variable name must consist only of printable ASCII characters other than '='".to_owned()]
 }
 
+/// Names of kernel parameters, with dots or slashes: upstream's `IsValidSysctlName`.
+pub fn sysctl(s: &str) -> Option<String> {
+    let segment = |part: &str| {
+        let alphanumeric = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+        let bytes = part.as_bytes();
+        bytes.first().is_some_and(|c| alphanumeric(*c))
+            && bytes.last().is_some_and(|c| alphanumeric(*c))
+            && bytes.iter().all(|c| alphanumeric(*c) || matches!(c, b'-' | b'_'))
+    };
+    (s.len() > SUBDOMAIN_MAX || !s.split(['.', '/']).all(segment)).then(|| {
+        format!(
+            "must have at most {SUBDOMAIN_MAX} characters and match regex \
+             ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$"
+        )
+    })
+}
+
 /// Keys of config maps and secrets.
 pub fn config_key(s: &str) -> Vec<String> {
     let mut out = Vec::new();
@@ -236,6 +253,16 @@ pub fn mask_trailing_dash(s: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernel_parameters_have_dots_or_slashes() {
+        for good in ["kernel.shm_rmid_forced", "net/ipv4/ip_local_port_range", "net.ipv4.conf.eth0/1.x", "a"] {
+            assert_eq!(sysctl(good), None, "{good}");
+        }
+        for bad in ["", "foo-", "bar..", ".a", "A", "a b", &"a".repeat(254)] {
+            assert!(sysctl(bad).is_some_and(|message| message.contains("match regex")), "{bad}");
+        }
+    }
 
     #[test]
     fn label_messages_are_upstreams() {

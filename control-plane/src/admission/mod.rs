@@ -1,6 +1,6 @@
 //! Admission: what the cluster's state adds to an object, or refuses.
 //!
-//! NamespaceLifecycle for every kind; ServiceAccount, Priority and DefaultTolerationSeconds for pods; TaintNodesByCondition for nodes;
+//! NamespaceLifecycle for every kind; ServiceAccount, Priority, RuntimeClass and DefaultTolerationSeconds for pods; TaintNodesByCondition for nodes;
 //! NodeRestriction for what agents write; DenyServiceExternalIPs; the rules of signing requests; no grant of permissions that are not held.
 //! Upstream counterparts: the plugins of these names under `plugin/pkg/admission`.
 
@@ -8,6 +8,7 @@ mod certificates;
 mod escalation;
 mod node_restriction;
 mod pods;
+mod runtime_class;
 mod unenforced;
 
 use keelson_kinds::{ApiError, Cause, lookup};

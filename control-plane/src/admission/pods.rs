@@ -1,4 +1,4 @@
-//! Admission of pods: service account with its token volume, priority, tolerations.
+//! Admission of pods: service account with its token volume, priority, runtime class, tolerations.
 
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ const SYSTEM_CLASSES: [(&str, i64); 2] =
 pub(super) async fn admit(call: &Call, pod: &mut Value) -> Result<(), ApiError> {
     service_account(call, pod).await?;
     priority(call, pod)?;
+    super::runtime_class::admit(call, pod)?;
     tolerations(pod, call.server.config.toleration_seconds);
     Ok(())
 }
@@ -33,7 +34,7 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_default()
 }
 
-fn name_of(pod: &Value) -> String {
+pub(super) fn name_of(pod: &Value) -> String {
     let name = text(&pod["metadata"], "name");
     if name.is_empty() { text(&pod["metadata"], "generateName").to_owned() } else { name.to_owned() }
 }

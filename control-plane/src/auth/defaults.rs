@@ -64,6 +64,7 @@ fn view_rules() -> Vec<Value> {
             READ,
         ),
         rule(&["discovery.k8s.io"], &["endpointslices"], READ),
+        rule(&["resource.k8s.io"], &["resourceclaims", "resourceclaims/status", "resourceclaimtemplates"], READ),
         rule(
             &["apps"],
             &[
@@ -130,6 +131,7 @@ fn edit_rules() -> Vec<Value> {
         rule(&["policy"], &["poddisruptionbudgets"], WRITE),
         rule(&["networking.k8s.io"], &["ingresses", "networkpolicies"], WRITE),
         rule(&["coordination.k8s.io"], &["leases"], ALL),
+        rule(&["resource.k8s.io"], &["resourceclaims", "resourceclaimtemplates"], WRITE),
     ]);
     rules
 }

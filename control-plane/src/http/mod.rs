@@ -168,7 +168,7 @@ impl ApiService {
                 let user = self.authenticate(&parts.headers)?.ok_or_else(ApiError::unauthorized)?;
                 let segments = path.segments();
                 let (call, long) = self.admit(path, parts, query, user, seen)?;
-                if api::connect::connects(call.res.plural, &call.subresource) {
+                if api::connect::connects(call.res.plural, &call.subresource, &parts.headers) {
                     return Box::pin(self.connect(call, parts, segments, body, upgrade)).await;
                 }
                 self.run(call, long, body).await

@@ -7,7 +7,7 @@
 //! everything else drops zeros, which clients send for what is not set.
 //!
 //! Answers stay JSON: `Accept` falls back to it. Upstream counterpart: `apimachinery/pkg/runtime/serializer/protobuf`; the numbers are those of
-//! Kubernetes 1.37.
+//! Kubernetes 1.37, for `resource` those of 1.34 (alpha fields that came later are not read).
 
 pub mod openapi;
 mod wire;

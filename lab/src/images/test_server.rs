@@ -13,6 +13,9 @@
 //! | `/env` | the environment as JSON |
 //! | `/hostname` | the host name as text |
 //! | `/bytes?n=N` | N bytes |
+//! | `/seen` | the latest requests, oldest first, one a line (`GET /path?query`, `GRPC /service/method`); `CLOSED` for a connection without one |
+//!
+//! `--effective-uid` serves nothing: it tells as whom the program runs, which a set-user-ID bit may have changed.
 
 #[path = "test_server/echo.rs"]
 mod echo;
@@ -23,7 +26,8 @@ mod http;
 #[path = "test_server/respond.rs"]
 mod respond;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
@@ -39,6 +43,9 @@ use tokio_util::task::TaskTracker;
 
 /// Pause after a failed accept (out of file descriptors), so that it does not become a busy loop.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// Requests that `/seen` tells.
+const SEEN_LIMIT: usize = 1000;
 
 /// What SIGTERM and SIGINT do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -73,6 +80,9 @@ struct Options {
     /// Start out not ready.
     #[arg(long)]
     unready: bool,
+    /// Print the effective user and exit.
+    #[arg(long)]
+    effective_uid: bool,
 }
 
 /// What all connections share; one thread, so no locks.
@@ -80,12 +90,28 @@ struct Server {
     identity: respond::Identity,
     ready: Cell<bool>,
     served: Cell<u64>,
+    seen: RefCell<VecDeque<String>>,
     started: Instant,
     closing: CancellationToken,
 }
 
+impl Server {
+    /// Keeps a line for `/seen`.
+    fn saw(&self, line: String) {
+        let mut seen = self.seen.borrow_mut();
+        if seen.len() == SEEN_LIMIT {
+            seen.pop_front();
+        }
+        seen.push_back(line);
+    }
+}
+
 fn main() -> ExitCode {
     let options = Options::parse();
+    if options.effective_uid {
+        println!("Effective uid: {}", nix::unistd::geteuid());
+        return ExitCode::SUCCESS;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.and_then(|runtime| LocalSet::new().block_on(&runtime, run(options))) {
         Ok(()) => ExitCode::SUCCESS,
@@ -101,6 +127,7 @@ async fn run(options: Options) -> io::Result<()> {
         identity: respond::Identity::of_this_pod(),
         ready: Cell::new(!options.unready),
         served: Cell::new(0),
+        seen: RefCell::default(),
         started: Instant::now(),
         closing: CancellationToken::new(),
     });

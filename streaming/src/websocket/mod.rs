@@ -3,6 +3,7 @@
 mod channels;
 mod connection;
 mod handshake;
+mod reader;
 mod tunnel;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -12,6 +13,7 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 pub use self::channels::{ChannelCodec, ChannelError, Item};
 pub use self::connection::Channels;
 pub use self::handshake::{HandshakeError, Offer, is_upgrade};
+pub use self::reader::{Format, send_all};
 pub use self::tunnel::Tunnel;
 
 /// Largest message, and largest frame (the default of upstream's server).

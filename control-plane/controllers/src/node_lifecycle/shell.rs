@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::eviction::{Leave, leave};
+use super::eviction::{Leave, Since, leave};
 use super::health::{Evictions, has_no_execute, has_reported, readiness, silenced, taints, wanted_no_execute};
 use crate::config::Config;
 use crate::engine::events::Level;
@@ -228,12 +228,18 @@ pub struct TaintEviction {
     caches: Arc<Caches>,
     pods: Kind<Pod>,
     events: Events,
+    since: Arc<Mutex<Since>>,
 }
 
 impl TaintEviction {
     /// The controller over these caches.
     pub fn new(caches: &Arc<Caches>, events: Events) -> Self {
-        Self { pods: Kind::new(caches.client.clone(), Arc::clone(&caches.pods)), caches: Arc::clone(caches), events }
+        Self {
+            pods: Kind::new(caches.client.clone(), Arc::clone(&caches.pods)),
+            caches: Arc::clone(caches),
+            events,
+            since: Arc::default(),
+        }
     }
 
     /// Makes pods on nodes with NoExecute taints fill `queue`.
@@ -246,12 +252,13 @@ impl TaintEviction {
                 target.add(Key::of(pod.as_ref()));
             }
         });
-        let (target, caches) = (Arc::clone(queue), Arc::clone(&self.caches));
+        let (target, caches, since) = (Arc::clone(queue), Arc::clone(&self.caches), Arc::clone(&self.since));
         self.caches.nodes.on_change(move |change| {
             let node = change.object();
             let before = change.old().map(|old| no_execute_taints(old)).unwrap_or_default();
-            let now = no_execute_taints(node);
-            if matches!(change, Change::Deleted(_)) || now.is_empty() || now == before {
+            let now = if matches!(change, Change::Deleted(_)) { Vec::new() } else { no_execute_taints(node) };
+            since.lock().note(name_of(node.as_ref()), &now, Timestamp::now());
+            if now.is_empty() || now == before {
                 return;
             }
             for pod in caches.pods.all() {
@@ -279,7 +286,9 @@ impl Reconcile for TaintEviction {
         let Some(node) = pods::node_name(&pod).and_then(|name| self.caches.nodes.get("", name)) else {
             return Ok(Outcome::Done);
         };
-        match leave(&pod, &no_execute_taints(&node), Timestamp::now()) {
+        let now = Timestamp::now();
+        let taints = self.since.lock().dated(name_of(node.as_ref()), &no_execute_taints(&node), now);
+        match leave(&pod, &taints, now) {
             Leave::Never => Ok(Outcome::Done),
             Leave::In(wait) if !wait.is_zero() => Ok(Outcome::After(wait)),
             Leave::In(_) => {

@@ -44,6 +44,7 @@ pub mod node;
 pub mod pod;
 pub mod policy;
 pub mod rbac;
+pub mod resource;
 pub mod reviews;
 pub mod service;
 pub mod stored;
@@ -126,6 +127,10 @@ pub(crate) static ALL: &[&Resource] = &[
     &stored::LEASES,
     &stored::RUNTIME_CLASSES,
     &endpoints::SLICES,
+    &resource::DEVICE_CLASSES,
+    &resource::CLAIMS,
+    &resource::CLAIM_TEMPLATES,
+    &resource::SLICES,
     &stored::FLOW_SCHEMAS,
     &stored::PRIORITY_LEVELS,
     &workload::REVISIONS,

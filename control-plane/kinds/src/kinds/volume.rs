@@ -317,8 +317,19 @@ kind!(CSI_NODES: "storage" "storage.k8s.io" "v1" "CSINode", "csinodes" "csinode"
 kind!(CSI_CAPACITIES: "storage" "storage.k8s.io" "v1" "CSIStorageCapacity", "csistoragecapacities" "csistoragecapacity", Namespaced
     "/registry/csistoragecapacities/", storage::CSIStorageCapacity, PLAIN_RULES, CREATED_AT);
 
-static ATTACHMENT_RULES: Rules =
-    Rules { status: true, validate_update: |new, old, _| immutable(new, old, &["spec"]), ..Rules::PLAIN };
+/// `attached` is no pointer in upstream's type, so it is always told.
+fn attached(obj: &mut Value) {
+    val::set_if_absent(val::child(obj, "status"), "attached", false);
+}
+
+static ATTACHMENT_RULES: Rules = Rules {
+    status: true,
+    defaults: attached,
+    // After what a client sent as status has been dropped.
+    create: attached,
+    validate_update: |new, old, _| immutable(new, old, &["spec"]),
+    ..Rules::PLAIN
+};
 
 static ATTACHMENT_COLUMNS: Columns = Columns {
     columns: &[NAME, wide("Attacher"), wide("PV"), wide("Node"), wide("Attached"), AGE],

@@ -1,9 +1,11 @@
-//! Subresources that connect a client to something behind this server: `exec`, `attach`, `portforward` and `proxy`.
+//! Subresources that connect a client to something behind this server: `exec`, `attach`, `portforward` and `proxy`; and `log` for a client
+//! that wants it as messages.
 //!
 //! Bytes are copied, not read: after the back end's 101 both connections are joined as they are. Anything but 101 is an ordinary answer,
 //! after which the back end's connection is closed (CVE-2018-1002105); redirects are handed to the client, never followed
 //! (CVE-2022-3172). Upstream counterparts: `apimachinery/pkg/util/proxy`, `pkg/registry/core/{pod,node,service}/rest`.
 
+mod messages;
 mod proxy;
 mod remote;
 
@@ -44,13 +46,14 @@ pub struct Connect {
     pub place: OwnedSemaphorePermit,
 }
 
-/// Whether a subresource connects.
+/// Whether a request for a subresource connects.
 #[must_use]
-pub fn connects(plural: &str, subresource: &str) -> bool {
-    matches!(
-        (plural, subresource),
-        ("pods", "exec" | "attach" | "portforward" | "proxy") | ("services" | "nodes", "proxy")
-    )
+pub fn connects(plural: &str, subresource: &str, headers: &HeaderMap) -> bool {
+    match (plural, subresource) {
+        ("pods", "exec" | "attach" | "portforward" | "proxy") | ("services" | "nodes", "proxy") => true,
+        ("pods", "log") => keelson_streaming::websocket::is_upgrade(headers, "websocket"),
+        _ => false,
+    }
 }
 
 /// Whether a request needs the right to `create` besides that of its own verb: what it starts counts, not how it is asked for. Upstream
@@ -89,6 +92,7 @@ pub fn split_path(path: &str, segments: usize) -> (&str, &str) {
 pub async fn connect(call: &Call, connect: Connect) -> Result<Response<Body>, ApiError> {
     match (call.res.plural, call.subresource.as_str()) {
         ("pods", "exec" | "attach" | "portforward") => remote::connect(call, connect).await,
+        ("pods", "log") => messages::connect(call, connect).await,
         _ => proxy::connect(call, connect).await,
     }
 }

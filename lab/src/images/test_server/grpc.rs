@@ -53,6 +53,7 @@ async fn answer(
     request: Request<Incoming>,
     server: Rc<Server>,
 ) -> Result<Response<http_body_util::combinators::BoxBody<Bytes, Infallible>>, Infallible> {
+    server.saw(format!("GRPC {}", request.uri().path()));
     let known = request.uri().path() == "/grpc.health.v1.Health/Check";
     let body = Limited::new(request.into_body(), MAX_REQUEST).collect().await.map(http_body_util::Collected::to_bytes);
     let service = service(body.as_deref().unwrap_or_default());

@@ -51,13 +51,22 @@ pub async fn serve(stream: TcpStream, source: SocketAddr, server: Rc<Server>) {
     // Answers are one write each; waiting for an ACK would only add latency.
     let _ = stream.set_nodelay(true);
     let mut stream = BufReader::new(stream);
+    let mut first = true;
     loop {
         let request = tokio::select! {
             request = read_request(&mut stream) => request,
             // An idle connection is closed; one with a request in flight is past this point.
             () = server.closing.cancelled() => return,
         };
-        let Some(mut request) = request else { return };
+        let Some(mut request) = request else {
+            if first {
+                server.saw("CLOSED".to_owned());
+            }
+            return;
+        };
+        first = false;
+        let mark = if request.query.is_empty() { "" } else { "?" };
+        server.saw(format!("{} {}{mark}{}", request.method, request.path, request.query));
         request.source = Some(source);
         request.local = local;
         server.served.set(server.served.get() + 1);

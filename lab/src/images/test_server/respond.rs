@@ -103,6 +103,7 @@ pub async fn respond(request: &Request, server: &Server) -> Response {
         "/readyz" => readiness(request, server),
         "/exit" => exit(request),
         "/env" => Response::json(&json!(environment())),
+        "/seen" => Response::text("200 OK", &Vec::from(server.seen.borrow().clone()).join("\n")),
         "/hostname" => Response::text("200 OK", &server.identity.hostname),
         "/bytes" => {
             let length = usize::try_from(number("n").unwrap_or(0)).unwrap_or(usize::MAX).min(BYTES_LIMIT);

@@ -351,6 +351,8 @@ fn security(spec: &Value, at: &str, errors: &mut Vec<FieldError>) {
         let field = f(&format!("sysctls[{i}].name"));
         if name.is_empty() {
             errors.push(FieldError::required(field.as_str(), ""));
+        } else if let Some(message) = names::sysctl(name) {
+            errors.push(FieldError::invalid(field, name, message));
         } else if seen.contains(&name) {
             errors.push(FieldError::duplicate(field, name));
         }
