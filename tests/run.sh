@@ -31,7 +31,10 @@ stage() {
 }
 
 run_fmt() { cargo fmt --all --check; }
-run_clippy() { cargo clippy --locked --quiet --workspace --all-targets -- -D warnings; }
+# The suites are no part of "all targets": they run by name only.
+run_clippy() {
+    cargo clippy --locked --quiet --workspace --all-targets -- -D warnings && cargo clippy --locked --quiet --workspace --test '*' -- -D warnings
+}
 # Always the whole workspace: with a part of it, cargo would choose other features and build the dependencies again.
 run_unit() { cargo test --locked --quiet --workspace --lib --bins --tests; }
 

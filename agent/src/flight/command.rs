@@ -150,7 +150,7 @@ impl Explain {
         let plain =
             |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b".-".contains(&b));
         if !plain(namespace) || !plain(name) || !self.uid.as_deref().is_none_or(plain) {
-            return Err(format!("{}/{name} is no name of a pod", namespace));
+            return Err(format!("{namespace}/{name} is no name of a pod"));
         }
         let at = self.at.as_deref().map(|text| point(text, &Zoned::now())).transpose()?;
         let mut path = format!("/explain?pod={namespace}/{name}");
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn points_in_time_are_read_in_three_forms() {
         let now: Zoned = "2026-05-04T12:00:00+02:00[+02:00]".parse().unwrap();
-        let at = |text: &str| point(text, &now).map(|ns| time(ns));
+        let at = |text: &str| point(text, &now).map(time);
         assert_eq!(at("2026-05-04T09:58:00Z").unwrap(), "2026-05-04T09:58:00Z");
         assert_eq!(at("11:59:30").unwrap(), "2026-05-04T09:59:30Z");
         assert_eq!(at("12:30").unwrap(), "2026-05-03T10:30:00Z");

@@ -64,6 +64,9 @@ pub struct Flight {
     next: AtomicU64,
 }
 
+/// How a step ended: from the step, its number and the time it took, nanoseconds.
+type Ending = fn(Step, u64, u64) -> What;
+
 /// A step under way; how it ends is told by [`Doing::done`] or [`Doing::failed`], otherwise it was given up.
 pub struct Doing {
     flight: Arc<Flight>,
@@ -73,7 +76,7 @@ pub struct Doing {
     step: Step,
     number: u64,
     began: Instant,
-    outcome: Option<(fn(Step, u64, u64) -> What, String)>,
+    outcome: Option<(Ending, String)>,
 }
 
 impl Doing {
@@ -87,7 +90,7 @@ impl Doing {
         self.end(What::Failed, why.into());
     }
 
-    fn end(mut self, what: fn(Step, u64, u64) -> What, text: String) {
+    fn end(mut self, what: Ending, text: String) {
         self.outcome = Some((what, text));
     }
 }
@@ -119,7 +122,6 @@ impl Flight {
     }
 
     /// A recorder and the task that writes its files.
-    #[must_use]
     pub fn new(root_dir: &Path, stop: CancellationToken) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
         let (lines, orders) = mpsc::channel(QUEUE);
         let flight = Self::with(lines);

@@ -86,7 +86,7 @@ pub fn start(handles: Handles, tasks: &Tasks, stop: CancellationToken) {
     match bound {
         Ok(listener) => tasks.spawn("local-socket", serve(listener, path, handles, stop)),
         Err(error) => {
-            warn!("cannot listen on {}: {error}; `agent explain` will answer from files only", path.display())
+            warn!("cannot listen on {}: {error}; `agent explain` will answer from files only", path.display());
         }
     }
 }

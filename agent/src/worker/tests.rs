@@ -259,7 +259,7 @@ async fn who_does_not_fit_is_refused_and_who_runs_is_never_judged_again() {
     let second = b.start(asks("u2", "1", 0));
     let wait = || async {
         while b.node.statuses.get("u2").is_none_or(|s| s.phase.as_deref() != Some("Failed")) {
-            tokio::time::sleep(Duration::from_millis(5)).await
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(5), wait()).await.unwrap();
@@ -289,7 +289,7 @@ async fn a_critical_pod_takes_the_place_of_a_weaker_one() {
         let statuses = b.node.statuses.clone();
         async move {
             while statuses.get(uid).is_none_or(|s| s.phase.as_deref() != Some(phase)) {
-                tokio::time::sleep(Duration::from_millis(5)).await
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
     };
