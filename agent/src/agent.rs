@@ -218,7 +218,7 @@ pub async fn run(
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
     if version.name == "containerd" {
         let socket = socket_path(&config.kubelet.container_runtime_endpoint);
-        tasks.spawn("runtime-events", crate::runtime::events::read(socket, hint_tx, stop.clone()));
+        tasks.spawn("runtime-events", crate::runtime::events::read(socket, hint_tx, metrics.clone(), stop.clone()));
     }
     tasks.spawn("pleg", pleg.clone().run(hint_rx, stop.clone()));
     let (recorder, queue) = Recorder::new(&name);

@@ -12,7 +12,7 @@ use containerd_client::events::{TaskExit, TaskOom, TaskStart};
 use containerd_client::services::v1::SubscribeRequest;
 use containerd_client::services::v1::events_client::EventsClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{ContainerEventResponse, GetEventsRequest};
+use k8s_cri::v1::{ContainerEventResponse, ContainerEventType, GetEventsRequest};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::cri::channel;
 use crate::clock;
+use crate::metrics::Metrics;
 
 /// First pause before a lost stream is opened again.
 const RECONNECT_MIN: Duration = Duration::from_millis(100);
@@ -36,6 +37,20 @@ pub enum Source {
     Containerd,
     /// CRI's `GetContainerEvents`.
     Cri,
+}
+
+impl Source {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Containerd, Self::Cri];
+
+    /// Its word in metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Containerd => "containerd",
+            Self::Cri => "cri",
+        }
+    }
 }
 
 /// What happened, according to the runtime.
@@ -64,11 +79,24 @@ pub enum Hint {
     Changed(String),
 }
 
+impl Hint {
+    /// What happened, in the words of CRI's events.
+    const fn label(&self) -> &'static str {
+        match self {
+            Self::Started(_) => "started",
+            Self::Exited { .. } => "stopped",
+            Self::OutOfMemory(_) => "out_of_memory",
+            Self::Removed(_) => "deleted",
+            Self::Connected(_) | Self::Lost(_) | Self::Changed(_) => "other",
+        }
+    }
+}
+
 /// Reads both streams until `stop`, sending hints.
-pub async fn read(socket: PathBuf, hints: mpsc::Sender<Hint>, stop: CancellationToken) {
-    let (socket, hints) = (socket.as_path(), &hints);
-    let containerd = follow(Source::Containerd, hints, move || containerd(socket, hints));
-    let cri = follow(Source::Cri, hints, move || cri(socket, hints));
+pub async fn read(socket: PathBuf, hints: mpsc::Sender<Hint>, metrics: Metrics, stop: CancellationToken) {
+    let (socket, hints, metrics) = (socket.as_path(), &hints, &metrics);
+    let containerd = follow(Source::Containerd, hints, move || containerd(socket, hints, metrics));
+    let cri = follow(Source::Cri, hints, move || cri(socket, hints, metrics));
     tokio::select! {
         () = stop.cancelled() => {}
         ((), ()) = async { tokio::join!(containerd, cri) } => {}
@@ -123,7 +151,7 @@ async fn follow<F: Future<Output = Ended>>(source: Source, hints: &mpsc::Sender<
     }
 }
 
-async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
+async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>, metrics: &Metrics) -> Ended {
     let mut client = EventsClient::new(channel(socket));
     let filters = ["/tasks/start", "/tasks/exit", "/tasks/oom", "/containers/delete"]
         .iter()
@@ -139,6 +167,7 @@ async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
     while let Ok(Some(envelope)) = stream.message().await {
         let Some(event) = envelope.event else { continue };
         let Some(hint) = decode(&envelope.topic, &event.value) else { continue };
+        metrics.event(Source::Containerd, hint.label());
         if hints.send(hint).await.is_err() {
             return Ended::ReceiverGone;
         }
@@ -146,7 +175,7 @@ async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
     Ended::Closed
 }
 
-async fn cri(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
+async fn cri(socket: &Path, hints: &mpsc::Sender<Hint>, metrics: &Metrics) -> Ended {
     let mut client = RuntimeServiceClient::new(channel(socket));
     // Runtimes answer with the first event, so the stream counts as open from then on.
     let mut stream = match client.get_container_events(GetEventsRequest {}).await {
@@ -158,6 +187,7 @@ async fn cri(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
         return Ended::ReceiverGone;
     }
     while let Ok(Some(event)) = stream.message().await {
+        metrics.event(Source::Cri, kind(&event));
         if hints.send(changed(event)).await.is_err() {
             return Ended::ReceiverGone;
         }
@@ -171,6 +201,15 @@ fn changed(event: ContainerEventResponse) -> Hint {
     match uid.filter(|uid| !uid.is_empty()) {
         Some(uid) => Hint::Changed(uid),
         None => Hint::Removed(event.container_id),
+    }
+}
+
+fn kind(event: &ContainerEventResponse) -> &'static str {
+    match event.container_event_type() {
+        ContainerEventType::ContainerCreatedEvent => "created",
+        ContainerEventType::ContainerStartedEvent => "started",
+        ContainerEventType::ContainerStoppedEvent => "stopped",
+        ContainerEventType::ContainerDeletedEvent => "deleted",
     }
 }
 
