@@ -20,6 +20,7 @@ usage() {
     cat <<'END'
 usage: provision.sh control-plane --from DIR --address IP [--options "FLAGS"]
        provision.sh credentials --to DIR --server URL NODE …     on the control plane: what nodes need to join, one folder for each
+       provision.sh prepare --from DIR                               what a node needs no credentials for, so that it can be done early
        provision.sh node --from DIR --credentials DIR --name NAME --address IP
 END
 }
@@ -197,8 +198,10 @@ fill_in() {
         "$from/config/$1" | write_file "/etc/keelson/$1"
 }
 
-node() {
-    need from credentials name address
+# What a node needs beside Keelson itself. `node` does it too, and finds it done: programs are not for here, because what runs them is
+# restarted by the call that has replaced them.
+prepare() {
+    need from
     need_systemd
     packages
     changed=no
@@ -220,6 +223,11 @@ END
     mkdir -p /opt/cni/bin /etc/cni/net.d /etc/kubernetes/manifests
     containerd_config
     images
+}
+
+node() {
+    need from credentials name address
+    prepare
     changed=no
     programs agent dataplane keelson-cni
     for plugin in loopback bridge host-local portmap; do
@@ -239,6 +247,7 @@ END
 case $role in
 control-plane) control_plane ;;
 credentials) credentials ;;
+prepare) prepare ;;
 node) node ;;
 help | -h | --help) usage ;;
 *)

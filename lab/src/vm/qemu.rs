@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_guest_has_its_own_disk_address_and_channel_and_nothing_of_the_host() {
-        let machine = Record::new(2, 1, &[Os::Debian12]).machines().remove(1);
+        let machine = Record::new(2, 1, &[Os::Debian12], false).machines().remove(1);
         let line = arguments(&machine, 2, Path::new("/box/vmlinuz"), Accelerator::Tcg).join(" ");
         assert!(line.contains("-netdev socket,id=net,mcast=239.192.90.2:17702,localaddr=127.0.0.1"), "{line}");
         assert!(line.contains("keelson.address=10.90.2.11/24"), "{line}");

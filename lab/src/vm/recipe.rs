@@ -141,6 +141,19 @@ fn digest(text: &str) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>()[..DIGITS].to_owned()
 }
 
+/// Packages with versions from dpkg's status file: the same list as [`simulated`] gives for the same system.
+pub fn installed(status: &str) -> String {
+    let mut lines: Vec<String> = status
+        .split("\n\n")
+        .filter_map(|paragraph| {
+            let field = |name: &str| paragraph.lines().find_map(|line| line.strip_prefix(name));
+            Some(format!("{} {}", field("Package: ")?, field("Version: ")?))
+        })
+        .collect();
+    lines.sort_unstable();
+    lines.join("\n")
+}
+
 /// Packages with versions from what `apt-get --simulate` tells: `Inst NAME (VERSION …) …`.
 pub fn simulated(output: &str) -> String {
     let mut lines: Vec<String> = output
@@ -225,6 +238,8 @@ mod tests {
     fn versions_are_read_from_a_simulation() {
         let text = "I: x\nInst runc (1.1.5 Debian:12 [amd64])\nConf runc (1.1.5)\n Inst dbus (1.14-1 Debian:12)\nInst runc (1.1.5 Debian:12 [amd64])\n";
         assert_eq!(simulated(text), "dbus 1.14-1\nrunc 1.1.5");
+        let status = "Package: runc\nStatus: install ok installed\nVersion: 1.1.5\n\nPackage: dbus\nDepends: x\nVersion: 1.14-1\n";
+        assert_eq!(installed(status), simulated(text));
         assert_ne!(content("a 1\nb 2"), content("a 1\nb 3"));
         assert_eq!(content("a 1\nb 2"), content("b 2\na 1"));
     }
