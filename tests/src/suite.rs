@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::lab::Lab;
+use crate::lab::{GUESTS, Lab};
 
 /// Longest time for one test; a suite in which one takes longer ends there. `KEELSON_TEST_LIMIT` gives long tests more seconds.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
@@ -41,6 +41,13 @@ pub fn main_on_guests(suite: &str, nodes: u8, up: &[&str], tests: &[Test]) -> Ex
 
 /// Like [`main`], for tests that make their labs themselves: the lab they are given does not exist.
 pub fn main_without_lab(suite: &str, tests: &[Test]) -> ExitCode {
+    if std::env::var_os(GUESTS).is_some() {
+        for (name, _) in tests {
+            println!("SKIPPED {name}: it makes its labs by itself, of namespaces of this host");
+        }
+        summary(0, 0, Duration::ZERO);
+        return ExitCode::SUCCESS;
+    }
     run(suite, tests, || Lab::named(&format!("test-{suite}")))
 }
 
