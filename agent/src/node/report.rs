@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    fn reporter() -> Reporter {
+    fn reporter(readiness: &watch::Sender<Readiness>) -> Reporter {
         let runtime = Arc::new(FakeRuntime::with_images(&[]));
         Reporter {
             config: Arc::new(Config::default()),
@@ -298,7 +298,7 @@ mod tests {
             runtime: runtime.clone(),
             version: RuntimeVersion { name: "containerd".into(), version: "1.7.24".into() },
             pleg: Pleg::new(runtime, Metrics::default()),
-            readiness: watch::channel(Readiness::default()).1,
+            readiness: readiness.subscribe(),
             uid: watch::Sender::new(None),
             ranges: watch::Sender::new(Some(vec!["10.244.0.0/24".parse().expect("a range")])),
             object: watch::Sender::new(None),
@@ -321,10 +321,9 @@ mod tests {
         store.0.lock().0 = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "uid": "u"},
             "spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24"]}, "status": {"conditions": []}});
         let (stop, api) = (CancellationToken::new(), Api::all(store.client()));
-        let task = tokio::spawn({
-            let stop = stop.clone();
-            async move { reporter().report(&api, NodeStatus::default(), stop).await }
-        });
+        let readiness = watch::Sender::new(Readiness::default());
+        let (mut reporter, until_stop) = (reporter(&readiness), stop.clone());
+        let task = tokio::spawn(async move { reporter.report(&api, NodeStatus::default(), until_stop).await });
         until("the first report", || store.writes() == 1).await;
         assert_eq!(store.ready(), "True");
         // Nothing changes: nothing is written, well into the time that a change may take to be seen.

@@ -22,6 +22,16 @@ const MODULES: &str = "modules";
 /// `NAME VERSION` of every package.
 const LIST: &str = "packages";
 
+/// File in a machine's folder with the folder of its box: the overlay needs that very disk, and its modules that kernel, also when the recipe
+/// has changed since.
+const OF_MACHINE: &str = "box";
+
+/// The box that a machine was made with, if it has been.
+pub fn of_machine(folder: &Path) -> Option<BaseImage> {
+    let path = PathBuf::from(fs::read_to_string(folder.join(OF_MACHINE)).ok()?);
+    path.is_dir().then_some(BaseImage { folder: path, made: false })
+}
+
 /// A complete box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseImage {
@@ -32,6 +42,11 @@ pub struct BaseImage {
 }
 
 impl BaseImage {
+    /// Notes that the machine with this folder is made with it.
+    pub fn note(&self, machine: &Path) -> Result<(), VmError> {
+        Ok(fsx::write_atomic(&machine.join(OF_MACHINE), &self.folder.display().to_string())?)
+    }
+
     /// The kernel.
     pub fn kernel(&self) -> PathBuf {
         self.folder.join(KERNEL)
@@ -207,6 +222,14 @@ fn settle(system: &Path) -> Result<(), VmError> {
     fsx::write(&system.join("etc/fstab"), "/dev/vda / ext4 rw,relatime 0 1\n")?;
     fsx::write(&system.join("etc/hosts"), "127.0.0.1 localhost\n::1 localhost\n")?;
     fsx::write(&system.join("etc/resolv.conf"), "# A guest of the lab has no name server.\n")?;
+    // Files as new as /usr: what systemd would make of a new /usr at the first boot, the packages have made already.
+    let usr = fs::metadata(system.join("usr")).and_then(|data| data.modified());
+    let usr = usr.map_err(fsx::fail("look at", system))?;
+    for path in ["etc/.updated", "var/.updated"] {
+        let path = system.join(path);
+        let file = fs::File::create(&path).map_err(fsx::fail("write", &path))?;
+        file.set_modified(usr).map_err(fsx::fail("set the time of", &path))?;
+    }
     // A hostname of the image would win over the kernel's command line.
     fsx::remove_tree(&system.join("etc/hostname"))?;
     Ok(())
@@ -249,6 +272,17 @@ fn unpacked(path: &Path) -> Result<Vec<u8>, VmError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_keeps_the_box_it_was_made_with() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(of_machine(folder.path()), None);
+        let base = BaseImage { folder: folder.path().join("debian12-old"), made: true };
+        base.note(folder.path()).unwrap();
+        assert_eq!(of_machine(folder.path()), None, "a box that is gone is none");
+        fs::create_dir(&base.folder).unwrap();
+        assert_eq!(of_machine(folder.path()), Some(BaseImage { made: false, ..base }));
+    }
 
     #[test]
     fn a_module_that_cannot_be_unpacked_is_an_error_and_no_empty_module() {

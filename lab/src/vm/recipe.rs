@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// To be raised when the way of making an image changes without its inputs.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// What `vagrant/provision.sh` needs on a node, and what a person wants for a look. `xz-utils` is for images, `e2fsprogs` comes by itself.
 const PACKAGES: &[&str] = &[
     "busybox-static",
@@ -31,7 +31,8 @@ const PACKAGES: &[&str] = &[
 ];
 /// What no test looks at.
 const LEFT_OUT: &[&str] = &["/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*"];
-/// Units that only cost time in a machine without a network and with a fresh disk.
+/// Units that only cost time in a machine without a network and with a fresh disk. Modules are loaded when they are used all the same; the
+/// six that systemd loads in advance took 12 to 14 s of a translated boot.
 pub const MASKED: &[&str] = &[
     "apt-daily-upgrade.timer",
     "apt-daily.timer",
@@ -39,6 +40,12 @@ pub const MASKED: &[&str] = &[
     "e2scrub_all.timer",
     "e2scrub_reap.service",
     "fstrim.timer",
+    "modprobe@configfs.service",
+    "modprobe@dm_mod.service",
+    "modprobe@drm.service",
+    "modprobe@efi_pstore.service",
+    "modprobe@fuse.service",
+    "modprobe@loop.service",
     "serial-getty@ttyS0.service",
 ];
 /// Size of the disk that a guest sees; what it has not written takes no room.

@@ -192,7 +192,9 @@ type Prepared = (Machine, BaseImage, Accelerator);
 /// The boxes of the machines, and what runs them.
 fn prepare(places: &Places, lab: &VmLab, machines: &[Machine]) -> Result<Vec<Prepared>, VmError> {
     let root = plan::root(&places.labs);
-    let mut wanted: Vec<Os> = machines.iter().map(|machine| machine.os).collect();
+    let known = |machine: &Machine| boxes::of_machine(&lab.machine_folder(&machine.name));
+    let mut wanted: Vec<Os> =
+        machines.iter().filter(|machine| known(machine).is_none()).map(|machine| machine.os).collect();
     wanted.sort_unstable();
     wanted.dedup();
     let bases = boxes::get_all(&root, &wanted, false)?;
@@ -200,11 +202,15 @@ fn prepare(places: &Places, lab: &VmLab, machines: &[Machine]) -> Result<Vec<Pre
         let made = if base.made { "made" } else { "found made" };
         println!("{os:<14} box {made} ({:.1} s, {} MiB)", took.as_secs_f64(), base.size() >> 20);
     }
-    let kernel = bases.first().map(|(_, base, _)| base.kernel()).ok_or(VmError::Nodes(0))?;
+    let of = |os| bases.iter().find(|(known, ..)| *known == os).map(|(_, base, _)| base.clone());
+    let chosen: Vec<(Machine, BaseImage)> = machines
+        .iter()
+        .filter_map(|machine| Some((machine.clone(), known(machine).or_else(|| of(machine.os))?)))
+        .collect();
+    let kernel = chosen.first().map(|(_, base)| base.kernel()).ok_or(VmError::Nodes(0))?;
     let accelerator = accel::choose(&root, &kernel)?;
     println!("{:<14} {} machines on {accelerator:?}", lab.name, machines.len());
-    let of = |os| bases.iter().find(|(known, ..)| *known == os).map(|(_, base, _)| base.clone());
-    Ok(machines.iter().filter_map(|machine| Some((machine.clone(), of(machine.os)?, accelerator))).collect())
+    Ok(chosen.into_iter().map(|(machine, base)| (machine, base, accelerator)).collect())
 }
 
 fn start(
