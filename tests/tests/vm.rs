@@ -45,6 +45,7 @@ const QUICK: &[Test] = &[
 const LONG: &[Test] = &[
     ("setting_a_node_up_again_restarts_nothing", packaging::again),
     ("logs_and_commands", pods::logs),
+    ("a_shell_has_a_terminal", packaging::terminal),
     ("packets_and_races_on_the_kernels_of_both_guests", kernel::packets),
     ("the_rules_of_a_node_are_listed_and_load_again", kernel::listing),
     ("a_restart_of_the_services_cuts_no_connection", service::restart_under_traffic),
