@@ -72,11 +72,12 @@ packages() {
     apt-get install -y -q --no-install-recommends $missing >/dev/null || die "apt could not install:$missing."
 }
 
-# install_file FROM TO MODE: replaces a file also while it runs; says in $changed that something was new.
+# install_file FROM TO MODE [link]: replaces a file also while it runs; says in $changed that something was new. With `link` both are one file
+# where they can be: programs are large, nobody edits them, and whoever writes the folder anew replaces its files too.
 install_file() {
     cmp -s "$1" "$2" && return 0
     mkdir -p "$(dirname "$2")"
-    cp "$1" "$2.new"
+    { [ "${4:-}" = link ] && ln -f "$1" "$2.new" 2>/dev/null; } || cp "$1" "$2.new"
     chmod "$3" "$2.new"
     mv "$2.new" "$2"
     changed=yes
@@ -93,7 +94,7 @@ write_file() {
 programs() {
     for program in "$@"; do
         [ -f "$from/bin/$program" ] || die "$from/bin/$program is missing: make the folder with 'lab vm bundle'."
-        install_file "$from/bin/$program" "/opt/keelson/bin/$program" 755
+        install_file "$from/bin/$program" "/opt/keelson/bin/$program" 755 link
     done
 }
 

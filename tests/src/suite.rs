@@ -150,7 +150,8 @@ fn one(name: &str, test: fn(&Lab) -> Result<()>, lab: &Arc<Lab>) -> Outcome {
             Outcome::Skipped
         }
         Ok(Err(error)) => {
-            println!("FAILED ({seconds:.1} s)");
+            // All of it comes at the end, which may be far.
+            println!("FAILED ({seconds:.1} s): {}", error.to_string().lines().next().unwrap_or_default());
             Outcome::Failed(error)
         }
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
