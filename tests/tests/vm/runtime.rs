@@ -30,7 +30,7 @@ fn end_of_a_pod(space: &Space<'_>, node: &str, name: &str) -> Result<()> {
     let manifest = manifests::shell(name, "Never", "exit 7");
     space.apply(&manifest.replace("spec:\n", &format!("spec:\n  nodeName: {node}\n")))?;
     let ended = r#"jsonpath={.status.containerStatuses[0].state.terminated.exitCode}"#;
-    space.lab.until(&format!("{name} has ended"), 120, || Ok(space.kubectl(&["get", "pod", name, "-o", ended])? == "7"))
+    space.lab.until(&format!("{name} has ended"), 240, || Ok(space.kubectl(&["get", "pod", name, "-o", ended])? == "7"))
 }
 
 /// On containerd 1.7 the agent reads CRI's events, also as its only ones: with containerd's own service of events off, the end of a pod is in
@@ -73,7 +73,7 @@ fn by_cri_alone(lab: &Lab, space: &Space<'_>) -> Result<()> {
         let ended = r"jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
         lab.until(
             &format!("{name} has ended"),
-            120,
+            240,
             || Ok(space.kubectl(&["get", "pod", &name, "-o", ended])? == "7"),
         )?;
         let (lists_after, stopped_after) = (lists()?, stopped(lab, "node-2")?);
