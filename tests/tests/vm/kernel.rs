@@ -81,16 +81,18 @@ fn everything(space: &Space<'_>) -> Result<()> {
     for (name, kind, more) in [
         ("plain", "ClusterIP", ""),
         ("sticky", "ClusterIP", "  sessionAffinity: ClientIP\n"),
-        ("ports", "NodePort", "  externalIPs: [203.0.113.5]\n"),
-        ("local", "NodePort", "  externalTrafficPolicy: Local\n  externalIPs: [203.0.113.6]\n"),
+        ("ports", "NodePort", ""),
+        ("local", "LoadBalancer", "  externalTrafficPolicy: Local\n"),
         ("inner", "ClusterIP", "  internalTrafficPolicy: Local\n"),
         ("ranges", "LoadBalancer", "  loadBalancerSourceRanges: [192.0.2.0/24, 198.51.100.0/25]\n"),
     ] {
         space.apply(&service(name, kind, more))?;
     }
     space.apply(&manifests::service("none", "nobody", "NodePort"))?;
-    let status = r#"{"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}}"#;
-    space.kubectl(&["patch", "service", "ranges", "--subresource=status", "-p", status])?;
+    for (name, address) in [("local", "203.0.113.6"), ("ranges", "203.0.113.7")] {
+        let status = format!(r#"{{"status": {{"loadBalancer": {{"ingress": [{{"ip": "{address}"}}]}}}}}}"#);
+        space.kubectl(&["patch", "service", name, "--subresource=status", "-p", &status])?;
+    }
     for node in NODES {
         rolled_out(space, &format!("web-{node}"))?;
     }
@@ -124,7 +126,6 @@ pub fn listing(lab: &Lab) -> Result<()> {
             "table ip keelson-dataplane",
             "table ip keelson-hostports",
             "table ip keelson-egress",
-            "203.0.113.5",
             "203.0.113.6",
             "203.0.113.7",
             "198.51.100.0/25",
