@@ -128,7 +128,7 @@ pub fn listing(lab: &Lab) -> Result<()> {
             "table ip keelson-egress",
             "203.0.113.6",
             "203.0.113.7",
-            "198.51.100.0/25",
+            "198.51.100.0",
             "affinity-",
             "8099",
         ];
