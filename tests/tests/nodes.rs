@@ -82,7 +82,7 @@ fn source(from: From, to: SocketAddr) -> Result<Ipv4Addr> {
     let seen: SocketAddr = text(&report, "/source")?.parse()?;
     match seen.ip().to_canonical() {
         std::net::IpAddr::V4(ip) => Ok(ip),
-        other => anyhow::bail!("{other} is no IPv4 address"),
+        other @ std::net::IpAddr::V6(_) => anyhow::bail!("{other} is no IPv4 address"),
     }
 }
 
