@@ -62,7 +62,15 @@ run_bad_input() { run_suite bad_input; }
 run_vm() {
     # Without them the suite says by name that it is skipped.
     vm_packages || true
+    [ -z "${KEELSON_TEST_FULL:-}" ] || test_programs
     KEELSON_TEST_LIMIT=${KEELSON_TEST_LIMIT:-600} run_suite vm
+}
+
+# Test programs of the dataplane that the suite `vm` runs on other kernels, as cargo tells where it has built them.
+test_programs() {
+    KEELSON_TEST_PROGRAMS=$(cargo test --locked --quiet --workspace --tests --no-run --message-format=json |
+        sed -n 's#.*"src_path":"[^"]*/dataplane/tests/\(packets\|race\|listing\)\.rs".*"executable":"\([^"]*\)".*#\1=\2#p')
+    export KEELSON_TEST_PROGRAMS
 }
 
 # Other clients of streams, beside the labs: Debian's old kubectl (SPDY only) and the Python client. The suite skips what is not there.

@@ -20,6 +20,7 @@ usage() {
     cat <<'END'
 usage: provision.sh control-plane --from DIR --address IP [--options "FLAGS"]
        provision.sh credentials --to DIR --server URL NODE …     on the control plane: what nodes need to join, one folder for each
+       provision.sh prepare --from DIR                               what a node needs no credentials for, so that it can be done early
        provision.sh node --from DIR --credentials DIR --name NAME --address IP
 END
 }
@@ -71,11 +72,12 @@ packages() {
     apt-get install -y -q --no-install-recommends $missing >/dev/null || die "apt could not install:$missing."
 }
 
-# install_file FROM TO MODE: replaces a file also while it runs; says in $changed that something was new.
+# install_file FROM TO MODE [link]: replaces a file also while it runs; says in $changed that something was new. With `link` both are one file
+# where they can be: programs are large, nobody edits them, and whoever writes the folder anew replaces its files too.
 install_file() {
     cmp -s "$1" "$2" && return 0
     mkdir -p "$(dirname "$2")"
-    cp "$1" "$2.new"
+    { [ "${4:-}" = link ] && ln -f "$1" "$2.new" 2>/dev/null; } || cp "$1" "$2.new"
     chmod "$3" "$2.new"
     mv "$2.new" "$2"
     changed=yes
@@ -92,7 +94,7 @@ write_file() {
 programs() {
     for program in "$@"; do
         [ -f "$from/bin/$program" ] || die "$from/bin/$program is missing: make the folder with 'lab vm bundle'."
-        install_file "$from/bin/$program" "/opt/keelson/bin/$program" 755
+        install_file "$from/bin/$program" "/opt/keelson/bin/$program" 755 link
     done
 }
 
@@ -197,8 +199,10 @@ fill_in() {
         "$from/config/$1" | write_file "/etc/keelson/$1"
 }
 
-node() {
-    need from credentials name address
+# What a node needs beside Keelson itself. `node` does it too, and finds it done: programs are not for here, because what runs them is
+# restarted by the call that has replaced them.
+prepare() {
+    need from
     need_systemd
     packages
     changed=no
@@ -220,6 +224,11 @@ END
     mkdir -p /opt/cni/bin /etc/cni/net.d /etc/kubernetes/manifests
     containerd_config
     images
+}
+
+node() {
+    need from credentials name address
+    prepare
     changed=no
     programs agent dataplane keelson-cni
     for plugin in loopback bridge host-local portmap; do
@@ -239,6 +248,7 @@ END
 case $role in
 control-plane) control_plane ;;
 credentials) credentials ;;
+prepare) prepare ;;
 node) node ;;
 help | -h | --help) usage ;;
 *)

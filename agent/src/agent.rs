@@ -223,7 +223,8 @@ pub async fn run(
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
     if version.name == "containerd" {
         let socket = socket_path(&config.kubelet.container_runtime_endpoint);
-        tasks.spawn("runtime-events", crate::runtime::events::read(socket, hint_tx, execs, stop.clone()));
+        let reading = crate::runtime::events::read(socket, hint_tx, execs, metrics.clone(), stop.clone());
+        tasks.spawn("runtime-events", reading);
     }
     tasks.spawn("pleg", pleg.clone().run(hint_rx, stop.clone()));
     let (flight, recording) = Flight::new(&config.node.root_dir, stop.clone());

@@ -22,11 +22,14 @@ pub fn plan(record: &PodRecord) -> (Vec<String>, Vec<String>) {
     let mut containers = Vec::new();
     let names: BTreeSet<&str> = record.containers.iter().map(|c| c.name.as_str()).collect();
     for name in names {
-        let dead = record
-            .containers
-            .iter()
-            .filter(|c| c.name == name && matches!(c.state, ContainerState::Exited | ContainerState::Created));
-        containers.extend(dead.skip(KEEP_DEAD).map(|c| c.id.clone()));
+        // The newest comes first; one that was made and not started yet is about to run.
+        let instances = record.containers.iter().filter(|c| c.name == name).enumerate();
+        let dead = instances.filter(|(place, c)| match c.state {
+            ContainerState::Exited => true,
+            ContainerState::Created => *place > 0,
+            ContainerState::Running | ContainerState::Unknown => false,
+        });
+        containers.extend(dead.skip(KEEP_DEAD).map(|(_, c)| c.id.clone()));
     }
     let sandboxes = record
         .sandboxes
@@ -155,5 +158,16 @@ mod tests {
             ..PodRecord::default()
         };
         assert_eq!(plan(&record), (vec!["c2".into(), "c1".into()], vec!["s1".into()]));
+        // A start may take longer than the pause between two collections: what is about to run is not the dead instance that is kept,
+        // and the one before it is what `lastState` tells.
+        let starting = PodRecord {
+            containers: vec![
+                container("c3", ContainerState::Created, "s2"),
+                container("c2", ContainerState::Exited, "s2"),
+                container("c1", ContainerState::Exited, "s2"),
+            ],
+            ..record
+        };
+        assert_eq!(plan(&starting).0, ["c1"]);
     }
 }

@@ -19,6 +19,7 @@ use crate::manager::View;
 use crate::pleg::Pleg;
 use crate::pod;
 use crate::runtime::ContainerState;
+use crate::runtime::events::Source;
 
 /// The client library's default buckets, in seconds.
 const DEFAULT_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -37,6 +38,13 @@ pub struct ContainerType {
     container_type: &'static str,
 }
 
+/// Labels of an event that the runtime told.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RuntimeEvent {
+    source: &'static str,
+    event: &'static str,
+}
+
 /// Everything the agent counts; cheap to clone, one content.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -49,6 +57,7 @@ pub struct Metrics {
     worker_seconds: Family<Operation, Histogram, fn() -> Histogram>,
     started_containers: Family<ContainerType, Counter>,
     started_pods: Counter,
+    runtime_events: Family<RuntimeEvent, Counter>,
 }
 
 impl Default for Metrics {
@@ -63,6 +72,7 @@ impl Default for Metrics {
             worker_seconds: Family::new_with_constructor(|| Histogram::new(DEFAULT_BUCKETS)),
             started_containers: Family::default(),
             started_pods: Counter::default(),
+            runtime_events: Family::default(),
         }
     }
 }
@@ -113,6 +123,8 @@ impl Metrics {
             r.register("pod_worker_duration_seconds", "Duration of one pass of a pod's worker", m.worker_seconds);
             r.register("started_containers", "Containers started", m.started_containers);
             r.register("started_pods", "Pod sandboxes started", m.started_pods);
+            let help = "Events of containers and sandboxes that the runtime told, by stream";
+            r.register("runtime_events", help, m.runtime_events);
             r.register_collector(Box::new(NodeName(node)));
         });
     }
@@ -148,6 +160,11 @@ impl Metrics {
     /// Notes a sandbox that started.
     pub fn sandbox_started(&self) {
         self.started_pods.inc();
+    }
+
+    /// Notes an event of the runtime by one of its streams; `event` is a word of a closed set.
+    pub fn event(&self, source: Source, event: &'static str) {
+        self.runtime_events.get_or_create(&RuntimeEvent { source: source.label(), event }).inc();
     }
 
     /// Notes a container that started.
@@ -228,6 +245,12 @@ impl Collector for Population {
         for (state, count) in states {
             ConstGauge::new(count).encode(metric.encode_family(&[("container_state", state)])?)?;
         }
+        let help = "Whether this stream of the runtime's events is open: without one everything is listed each second";
+        let mut metric = encoder.encode_descriptor("runtime_event_stream_open", help, None, gauge)?;
+        for source in Source::ALL {
+            let open = i64::from(self.pleg.has_events_of(source));
+            ConstGauge::new(open).encode(metric.encode_family(&[("source", source.label())])?)?;
+        }
         let (statics, all) = {
             let view = self.view.borrow();
             (view.pods.iter().filter(|p| pod::is_static(p)).count(), view.pods.len())
@@ -252,12 +275,14 @@ mod tests {
         metrics.call("RunPodSandbox", Duration::from_millis(230), false);
         metrics.call("StartContainer", Duration::from_millis(40), true);
         metrics.call("Unheard", Duration::ZERO, false);
+        metrics.event(Source::Cri, "stopped");
         let text = endpoints.metrics_text();
         for line in [
             "kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"} 1",
             "kubelet_runtime_operations_errors_total{operation_type=\"start_container\"} 1",
             "kubelet_runtime_operations_duration_seconds_count{operation_type=\"other\"} 1",
             "kubelet_node_name{node=\"node-1\"} 1",
+            "kubelet_runtime_events_total{source=\"cri\",event=\"stopped\"} 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }

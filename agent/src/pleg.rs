@@ -150,6 +150,12 @@ impl Pleg {
         self.events.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether this event stream is open.
+    #[must_use]
+    pub fn has_events_of(&self, source: Source) -> bool {
+        self.events.load(Ordering::Relaxed) & bit(source) != 0
+    }
+
     /// Reads one pod now and returns what was found. Details of ended containers are taken from the cache.
     ///
     /// # Errors
@@ -554,11 +560,12 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(!pleg.pods.lock().contains_key("gone"));
         // One stream is enough; both must be lost for the frequent relist.
-        for source in [Source::Containerd, Source::Cri] {
+        for source in Source::ALL {
             pleg.take(Hint::Connected(source));
         }
         pleg.take(Hint::Lost(Source::Containerd));
         assert!(pleg.has_events());
+        assert_eq!(Source::ALL.map(|source| pleg.has_events_of(source)), [false, true]);
         pleg.take(Hint::Lost(Source::Cri));
         assert!(!pleg.has_events());
     }

@@ -4,8 +4,8 @@
 //! enough for a person to see what went wrong.
 
 use std::fs;
-use std::io;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
@@ -59,6 +59,17 @@ pub fn write_atomic(path: &Path, text: &str) -> Result<(), FsError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.new"));
     write(&temporary, text)?;
+    fs::rename(&temporary, path).map_err(fail("replace", path))
+}
+
+/// Like [`write_atomic`], for a file that only its owner may read (a key): it is never there with wider permissions.
+pub fn write_private(path: &Path, text: &str) -> Result<(), FsError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.new"));
+    remove_tree(&temporary)?;
+    let mut options = fs::OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(&temporary);
+    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(fail("write", &temporary))?;
     fs::rename(&temporary, path).map_err(fail("replace", path))
 }
 
@@ -174,6 +185,20 @@ mod tests {
         remove_tree(&to).unwrap();
         remove_tree(&to).unwrap();
         assert!(!to.exists());
+    }
+
+    #[test]
+    fn a_private_file_is_its_owners_also_when_it_replaces_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        write(&path, "open to all").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        for text in ["one", "two"] {
+            write_private(&path, text).unwrap();
+            assert_eq!(read(&path).unwrap(), text);
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -13,11 +13,16 @@ use kube::{Client, Config};
 use serde_json::Value;
 
 use crate::api::Api;
+use crate::suite::Skip;
 
 /// How long a client waits for a connection to the API server.
 const CONNECT: Duration = Duration::from_secs(5);
 /// With this set, a suite uses this lab, which must be up, and leaves it alone afterwards. For work on a suite.
 const USE_LAB: &str = "KEELSON_TEST_LAB";
+/// With this set to distributions (`debian12`, `debian12,debian13`), a suite of namespaces' labs runs on virtual machines of them instead.
+pub const GUESTS: &str = "KEELSON_TEST_GUESTS";
+/// How much longer than namespaces of this machine translated guests may take for everything.
+const GUESTS_PATIENCE: u32 = 4;
 /// With this set, a suite leaves its lab up for a look at it.
 const KEEP_LAB: &str = "KEELSON_TEST_KEEP";
 /// How often a condition is looked at.
@@ -35,6 +40,8 @@ pub struct Lab {
     guests: bool,
     /// Made when it is asked for.
     api: OnceLock<Api>,
+    /// By what every wait is longer than the test says.
+    patience: u32,
 }
 
 /// The folder with the built programs: that of the profile this test was built with.
@@ -68,34 +75,56 @@ pub fn run(command: &mut Command, input: Option<&str>) -> Result<String> {
 }
 
 impl Lab {
-    /// The lab of this suite, newly made, with more arguments for `lab up`.
+    /// The lab of this suite, newly made, with more arguments for `lab up`. On guests, if [`GUESTS`] asks for them.
     pub fn up(suite: &str, nodes: u8, more: &[&str]) -> Result<Self> {
-        Self::make(suite, nodes, more, false)
+        let Ok(os) = std::env::var(GUESTS) else { return Self::make(suite, nodes, more, false, 1) };
+        // The control plane on a node: a machine less to translate.
+        let all = [&["--compact", "--os", &os], more].concat();
+        Self::make(suite, nodes, &all, true, GUESTS_PATIENCE)
     }
 
-    /// The same on virtual machines.
+    /// The same for a suite that is made for guests, and knows how long they take.
     pub fn up_on_guests(suite: &str, nodes: u8, more: &[&str]) -> Result<Self> {
-        Self::make(suite, nodes, more, true)
+        Self::make(suite, nodes, more, true, 1)
     }
 
-    fn make(suite: &str, nodes: u8, more: &[&str], guests: bool) -> Result<Self> {
+    fn make(suite: &str, nodes: u8, more: &[&str], guests: bool, patience: u32) -> Result<Self> {
         if let Ok(name) = std::env::var(USE_LAB) {
-            return Ok(Self { name, programs: programs()?, ours: false, guests, api: OnceLock::new() });
+            return Ok(Self { name, programs: programs()?, ours: false, guests, api: OnceLock::new(), patience });
         }
-        let lab =
-            Self { name: format!("test-{suite}"), programs: programs()?, ours: true, guests, api: OnceLock::new() };
+        let (programs, api) = (programs()?, OnceLock::new());
+        let lab = Self { name: format!("test-{suite}"), programs, ours: true, guests, api, patience };
         // One that an earlier run left behind would not be new.
         run(lab.command().arg("down"), None)?;
-        run(lab.command().args(["up", "--nodes", &nodes.to_string()]).args(more), None).map_err(|error| {
+        let said = run(lab.command().args(["up", "--nodes", &nodes.to_string()]).args(more), None);
+        let said = said.map_err(|error| {
             let report = lab.diagnose();
             anyhow!("{error}\n{report}")
         })?;
+        if guests {
+            // How long each step took: nobody waits for guests without wanting to know.
+            println!("{}", said.split("\n\n").next().unwrap_or_default());
+        }
         Ok(lab)
     }
 
     /// A handle on a lab that this test makes and removes by itself.
     pub fn named(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), programs: programs()?, ours: true, guests: false, api: OnceLock::new() })
+        let (programs, api) = (programs()?, OnceLock::new());
+        Ok(Self { name: name.to_owned(), programs, ours: true, guests: false, api, patience: 1 })
+    }
+
+    /// For what needs a namespace or a process of this host.
+    fn not_on_guests(&self, what: &str) -> Result<()> {
+        if self.guests {
+            return Err(Skip(format!("it needs {what} on this host, and its machines are virtual ones")).into());
+        }
+        Ok(())
+    }
+
+    /// This time, as it is for the machines of this lab.
+    pub fn patience(&self, time: Duration) -> Duration {
+        time * self.patience
     }
 
     /// The `lab` program for this lab.
@@ -167,7 +196,44 @@ impl Lab {
 
     /// Starts, stops, restarts or kills a service.
     pub fn service(&self, machine: &str, service: &str, action: &str) -> Result<()> {
-        self.lab(&["service", machine, service, action]).map(drop)
+        if !self.guests {
+            return self.lab(&["service", machine, service, action]).map(drop);
+        }
+        let unit = unit(service);
+        let words: &[&str] = if action == "kill" { &["kill", "-s", "KILL", &unit] } else { &[action, &unit] };
+        self.node(machine, &[&["systemctl"], words].concat()).map(drop)
+    }
+
+    /// Writes a file of a machine.
+    pub fn put(&self, machine: &str, path: &str, text: &str) -> Result<()> {
+        if !self.guests {
+            return Ok(std::fs::write(self.inside(machine, path)?, text)?);
+        }
+        // Under a name that nobody reads first: whoever watches the folder sees it whole.
+        let script = "new=$(dirname \"$1\")/.new && cat >\"$new\" && mv \"$new\" \"$1\"";
+        let words = ["run", machine, "--", "sh", "-c", script, "sh", path];
+        run(self.command().args(words), Some(text)).map(drop)
+    }
+
+    /// Removes a file of a machine.
+    pub fn remove(&self, machine: &str, path: &str) -> Result<()> {
+        if !self.guests {
+            return Ok(std::fs::remove_file(self.inside(machine, path)?)?);
+        }
+        self.node(machine, &["rm", path]).map(drop)
+    }
+
+    /// Everything that a service has logged.
+    pub fn log(&self, machine: &str, service: &str) -> Result<String> {
+        if !self.guests {
+            return Ok(std::fs::read_to_string(self.folder()?.join(machine).join(format!("log/{service}.log")))?);
+        }
+        self.node(machine, &["journalctl", "--no-pager", "-q", "-o", "cat", "-u", &unit(service)])
+    }
+
+    /// Where a path of a machine of namespaces is on this host.
+    fn inside(&self, machine: &str, path: &str) -> Result<PathBuf> {
+        Ok(self.folder()?.join(machine).join(path.trim_start_matches('/')))
     }
 
     /// `lab status -o json`; the exit code says whether all is well, which is not asked here.
@@ -184,6 +250,7 @@ impl Lab {
 
     /// Pid on the host of a machine's PID 1; its namespaces are the machine's.
     pub fn pid(&self, machine: &str) -> Result<i32> {
+        self.not_on_guests("a node's network namespace")?;
         let pid = self.machine(machine)?["pid"].as_i64().unwrap_or(0);
         anyhow::ensure!(pid != 0, "{machine} does not run");
         Ok(i32::try_from(pid)?)
@@ -208,6 +275,7 @@ impl Lab {
 
     /// A client of the API server, as an administrator.
     pub async fn client(&self) -> Result<Client> {
+        self.not_on_guests("a way to the API server")?;
         let path = self.status()?["kubeconfig"].as_str().context("the lab has no kubeconfig")?.to_owned();
         let kubeconfig = Kubeconfig::read_from(path)?;
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -227,17 +295,18 @@ impl Lab {
 
     /// Waits until `probe` gives something. Errors of the probe count as "not yet" and are told at the end.
     pub fn wait<T>(&self, what: &str, seconds: u64, mut probe: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-        let begun = Instant::now();
+        let (begun, limit) = (Instant::now(), self.patience(Duration::from_secs(seconds)));
         let mut last = None;
         loop {
             match probe() {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {}
+                Err(error) if error.is::<Skip>() => return Err(error),
                 Err(error) => last = Some(error),
             }
-            if begun.elapsed() >= Duration::from_secs(seconds) {
+            if begun.elapsed() >= limit {
                 let error = last.map(|error| format!("; the last error was: {error:#}")).unwrap_or_default();
-                bail!("not within {seconds} s: {what}{error}");
+                bail!("not within {} s: {what}{error}", limit.as_secs());
             }
             std::thread::sleep(POLL);
         }
@@ -261,6 +330,7 @@ impl Lab {
 
     /// Pid on the host of some process of a pod, whose network namespace is the pod's. Found by the pod's cgroup.
     pub fn pod_pid(&self, uid: &str) -> Result<i32> {
+        self.not_on_guests("a pod's network namespace")?;
         // An empty text is part of every cgroup's path, and the pid found may be about to be killed.
         anyhow::ensure!(uid.len() >= 32, "{uid:?} identifies no pod or container");
         let other = uid.replace('-', "_");
@@ -343,6 +413,11 @@ impl Drop for Lab {
     }
 }
 
+/// The unit of a service on a machine with systemd.
+fn unit(service: &str) -> String {
+    if service == "containerd" { service.to_owned() } else { format!("keelson-{service}") }
+}
+
 fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
@@ -388,9 +463,13 @@ impl Space<'_> {
         self.lab.json(&self.arguments(arguments))
     }
 
+    fn timeout(&self, seconds: u64) -> String {
+        format!("--timeout={}s", self.lab.patience(Duration::from_secs(seconds)).as_secs())
+    }
+
     /// Waits for a deployment.
     pub fn rolled_out(&self, deployment: &str) -> Result<()> {
-        self.kubectl(&["rollout", "status", &format!("deployment/{deployment}"), "--timeout=90s"]).map(drop)
+        self.kubectl(&["rollout", "status", &format!("deployment/{deployment}"), &self.timeout(90)]).map(drop)
     }
 
     /// The pods with these labels.
@@ -401,7 +480,7 @@ impl Space<'_> {
 
     /// Waits until a pod is ready and gives it.
     pub fn ready_pod(&self, name: &str) -> Result<Value> {
-        self.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "--timeout=60s"])?;
+        self.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), &self.timeout(60)])?;
         self.json(&["get", "pod", name])
     }
 

@@ -171,36 +171,34 @@ fn wrong_cni(lab: &Lab) -> Result<()> {
     names(&error.to_string(), &["mtu"])?;
     // A bad list in the node's folder, before ours by name: pods that are to come say why they do not; when it is gone
     // again they start.
-    let list = lab.folder()?.join("node-1/etc/cni/net.d/00-bad.conflist");
-    std::fs::write(&list, r#"{"cniVersion":"1.0.0","name":"bad","plugins":[{"type":"bridge","bridge":7}]}"#)?;
+    let list = "/etc/cni/net.d/00-bad.conflist";
+    lab.put("node-1", list, r#"{"cniVersion":"1.0.0","name":"bad","plugins":[{"type":"bridge","bridge":7}]}"#)?;
     let space = lab.space("bad-cni")?;
     space.apply(&manifests::shell("held", "Never", "echo fine"))?;
     let told = lab.until("an event names the field", 40, || {
         let events = space.kubectl(&["get", "events"])?;
         Ok(events.contains("FailedCreatePodSandBox") && events.contains("bridge"))
     });
-    std::fs::remove_file(&list)?;
+    lab.remove("node-1", list)?;
     told?;
     ensure!(space.output("held")? == "fine\n");
     Ok(())
 }
 
 fn garbled_manifest(lab: &Lab) -> Result<()> {
-    let folder = lab.folder()?.join("node-1/etc/kubernetes/manifests");
+    let path = |name: &str| format!("/etc/kubernetes/manifests/{name}");
     let good = manifests::shell("good", "Always", "sleep 10000");
-    std::fs::write(
-        folder.join("a-bad.yaml"),
-        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: bad\nspec:\n  containers: 7\n",
-    )?;
-    std::fs::write(folder.join("b-bomb.yaml"), bomb())?;
-    std::fs::write(folder.join("c-good.yaml"), &good)?;
+    let bad = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: bad\nspec:\n  containers: 7\n";
+    lab.put("node-1", &path("a-bad.yaml"), bad)?;
+    lab.put("node-1", &path("b-bomb.yaml"), &bomb())?;
+    lab.put("node-1", &path("c-good.yaml"), &good)?;
     let started = lab.until("the good one runs", 60, || {
         let pod = lab.json(&["get", "pod", "good-node-1"])?;
         Ok(pod["status"]["phase"] == "Running")
     });
-    let log = std::fs::read_to_string(lab.folder()?.join("node-1/log/agent.log"))?;
+    let log = lab.log("node-1", "agent")?;
     for name in ["a-bad.yaml", "b-bomb.yaml", "c-good.yaml"] {
-        std::fs::remove_file(folder.join(name))?;
+        lab.remove("node-1", &path(name))?;
     }
     started?;
     names(&log, &["a-bad.yaml:6", "spec.containers", "b-bomb.yaml"])?;

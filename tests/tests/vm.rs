@@ -1,14 +1,20 @@
-//! Real machines: guests with systemd, cgroup v2 and kernels of their own, set up by `vagrant/provision.sh`. A control plane and a node on
-//! Debian 12, a second node on Debian 13.
+//! Real machines: guests with systemd, cgroup v2 and kernels of their own, set up by `vagrant/provision.sh`.
+//!
+//! With `KEELSON_TEST_FULL=1`: a control plane and a node on Debian 12, a second node on Debian 13, and every test. Without: two guests, one of
+//! each, of which the first is the control plane too, and the quick tests; the others are reported as skipped.
 //!
 //! Not among the stages of `./dev test` without a name: guests are translated where KVM does not work, which takes many minutes.
 
+#[path = "vm/kernel.rs"]
+mod kernel;
 #[path = "vm/outage.rs"]
 mod outage;
 #[path = "vm/packaging.rs"]
 mod packaging;
 #[path = "vm/pods.rs"]
 mod pods;
+#[path = "vm/runtime.rs"]
+mod runtime;
 #[path = "vm/service.rs"]
 mod service;
 
@@ -25,31 +31,54 @@ const NODES: [&str; 2] = ["node-1", "node-2"];
 /// How long pods stay on a lost node, shortened from 300 s.
 const TOLERATION_SECONDS: u64 = 10;
 
+/// Everything, and on a control plane of its own.
+const FULL: &str = "KEELSON_TEST_FULL";
+/// What a change should pass before it is merged.
+const QUICK: &[Test] = &[
+    ("vagrant_takes_the_vagrantfile", packaging::vagrantfile),
+    ("both_distributions_are_set_up_and_ready", packaging::ready),
+    ("limits_are_in_the_unified_cgroup_tree", pods::limits),
+    ("pods_and_services_across_guests", pods::network),
+    ("events_of_containers_come_by_cri", runtime::events),
+];
+/// What takes longer.
+const LONG: &[Test] = &[
+    ("setting_a_node_up_again_restarts_nothing", packaging::again),
+    ("logs_and_commands", pods::logs),
+    ("a_shell_has_a_terminal", packaging::terminal),
+    ("packets_and_races_on_the_kernels_of_both_guests", kernel::packets),
+    ("the_rules_of_a_node_are_listed_and_load_again", kernel::listing),
+    ("a_restart_of_the_services_cuts_no_connection", service::restart_under_traffic),
+    ("a_stopped_program_is_killed_by_the_watchdog", service::watchdog),
+    ("a_reboot_brings_pods_back_and_leaks_no_address", outage::reboot),
+    ("a_power_cut_loses_no_acknowledged_write", outage::power_cut),
+    ("a_node_frozen_for_two_minutes_is_replaced_and_comes_back_clean", outage::frozen),
+];
+
 fn main() -> ExitCode {
-    let tests: &[Test] = &[
-        ("vagrant_takes_the_vagrantfile", packaging::vagrantfile),
-        ("both_distributions_are_set_up_and_ready", packaging::ready),
-        ("setting_a_node_up_again_restarts_nothing", packaging::again),
-        ("limits_are_in_the_unified_cgroup_tree", pods::limits),
-        ("pods_and_services_across_guests", pods::network),
-        ("logs_and_commands", pods::logs),
-        ("a_restart_of_the_services_cuts_no_connection", service::restart_under_traffic),
-        ("a_stopped_program_is_killed_by_the_watchdog", service::watchdog),
-        ("a_reboot_brings_pods_back_and_leaks_no_address", outage::reboot),
-        ("a_power_cut_loses_no_acknowledged_write", outage::power_cut),
-        ("a_node_frozen_for_two_minutes_is_replaced_and_comes_back_clean", outage::frozen),
-    ];
+    let all = [QUICK, LONG].concat();
+    let listing = std::env::args().any(|argument| argument == "--list");
+    let full = listing || std::env::var_os(FULL).is_some();
     let missing = missing();
-    if !missing.is_empty() && !std::env::args().any(|argument| argument == "--list") {
-        for (name, _) in tests {
+    if !missing.is_empty() && !listing {
+        for (name, _) in all {
             println!("SKIPPED {name}: there is no {missing} on this machine, and apt could not get it");
         }
         println!("\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
         return ExitCode::SUCCESS;
     }
+    if !full {
+        for (name, _) in LONG {
+            println!("SKIPPED {name}: it takes long on translated machines; {FULL}=1 runs it");
+        }
+    }
     let toleration = format!("--control-plane-arg=--default-unreachable-toleration-seconds={TOLERATION_SECONDS}");
     let not_ready = format!("--control-plane-arg=--default-not-ready-toleration-seconds={TOLERATION_SECONDS}");
-    suite::main_on_guests("vm", 2, &["--os", "debian12,debian13", &toleration, &not_ready], tests)
+    let mut up = vec!["--os", "debian12,debian13", &toleration, &not_ready];
+    if !full {
+        up.push("--compact");
+    }
+    suite::main_on_guests("vm", 2, &up, if full { &all } else { QUICK })
 }
 
 /// Programs without which there is no guest.

@@ -220,3 +220,121 @@ impl Reporter {
 pub fn addresses(configured: Option<IpAddr>) -> Vec<String> {
     configured.or_else(facts::default_address).map(|ip| ip.to_string()).into_iter().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use kube::client::Body;
+    use parking_lot::Mutex;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::runtime::fake::FakeRuntime;
+
+    /// An API server with one node: what is stored, and how often its status was written.
+    #[derive(Clone, Default)]
+    struct Store(Arc<Mutex<(Value, usize)>>);
+
+    impl Store {
+        fn ready(&self) -> Value {
+            let mut store = self.0.lock();
+            let list = store.0["status"]["conditions"].as_array_mut().expect("conditions");
+            list.iter().find(|condition| condition["type"] == "Ready").expect("Ready")["status"].clone()
+        }
+
+        fn writes(&self) -> usize {
+            self.0.lock().1
+        }
+
+        /// Takes in a patch as far as this test needs it: conditions by their type, other fields as a whole.
+        fn patch(&self, patch: &Value) {
+            let mut store = self.0.lock();
+            store.1 += 1;
+            for (field, value) in patch["status"].as_object().into_iter().flatten().filter(|(k, _)| !k.starts_with('$'))
+            {
+                let stored = &mut store.0["status"][field];
+                let Some(changes) = value.as_array().filter(|_| field == "conditions" && stored.is_array()) else {
+                    *stored = value.clone();
+                    continue;
+                };
+                for change in changes {
+                    let list = stored.as_array_mut().expect("a list");
+                    match list.iter_mut().find(|condition| condition["type"] == change["type"]) {
+                        Some(known) => {
+                            let fields = change.as_object().expect("a condition").clone();
+                            known.as_object_mut().expect("a condition").extend(fields);
+                        }
+                        None => list.push(change.clone()),
+                    }
+                }
+            }
+        }
+
+        fn client(&self) -> kube::Client {
+            let store = self.clone();
+            let service = tower::service_fn(move |request: http::Request<Body>| {
+                let store = store.clone();
+                async move {
+                    assert!(request.uri().path().starts_with("/api/v1/nodes/n"), "{}", request.uri());
+                    if request.method() == http::Method::PATCH {
+                        let bytes = request.into_body().collect().await?.to_bytes();
+                        store.patch(&serde_json::from_slice(&bytes).expect("a patch"));
+                    }
+                    let text = store.0.lock().0.to_string();
+                    Ok::<_, kube::Error>(http::Response::new(Body::from(text.into_bytes())))
+                }
+            });
+            kube::Client::new(service, "default")
+        }
+    }
+
+    fn reporter(readiness: &watch::Sender<Readiness>) -> Reporter {
+        let runtime = Arc::new(FakeRuntime::with_images(&[]));
+        Reporter {
+            config: Arc::new(Config::default()),
+            name: "n".into(),
+            facts: MachineFacts { cpus: 2, memory: 4 << 30, ..MachineFacts::default() },
+            addresses: vec!["192.0.2.1".into()],
+            runtime: runtime.clone(),
+            version: RuntimeVersion { name: "containerd".into(), version: "1.7.24".into() },
+            pleg: Pleg::new(runtime, Metrics::default()),
+            readiness: readiness.subscribe(),
+            uid: watch::Sender::new(None),
+            ranges: watch::Sender::new(Some(vec!["10.244.0.0/24".parse().expect("a range")])),
+            object: watch::Sender::new(None),
+        }
+    }
+
+    async fn until(what: &str, mut done: impl FnMut() -> bool) {
+        for _ in 0..300 {
+            if done() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("not within 30 s: {what}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_control_plane_has_written_into_the_status_is_answered_at_the_next_turn() {
+        let store = Store::default();
+        store.0.lock().0 = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "uid": "u"},
+            "spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24"]}, "status": {"conditions": []}});
+        let (stop, api) = (CancellationToken::new(), Api::all(store.client()));
+        let readiness = watch::Sender::new(Readiness::default());
+        let (mut reporter, until_stop) = (reporter(&readiness), stop.clone());
+        let task = tokio::spawn(async move { reporter.report(&api, NodeStatus::default(), until_stop).await });
+        until("the first report", || store.writes() == 1).await;
+        assert_eq!(store.ready(), "True");
+        // Nothing changes: nothing is written, well into the time that a change may take to be seen.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(store.writes(), 1);
+        // As a control plane does with a node it has not heard of. The agent's own view is as it was.
+        store.patch(&json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}));
+        until("Ready is True again", || store.ready() == "True").await;
+        assert_eq!(store.writes(), 3);
+        stop.cancel();
+        task.await.expect("the reporter");
+    }
+}

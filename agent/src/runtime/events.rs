@@ -12,7 +12,7 @@ use containerd_client::events::{TaskExecStarted, TaskExit, TaskOom, TaskStart};
 use containerd_client::services::v1::SubscribeRequest;
 use containerd_client::services::v1::events_client::EventsClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{ContainerEventResponse, GetEventsRequest};
+use k8s_cri::v1::{ContainerEventResponse, ContainerEventType, GetEventsRequest};
 use prost::Message;
 use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,7 @@ use tracing::{debug, info, warn};
 use super::cri::channel;
 use super::exec_scope::ExecStarted;
 use crate::clock;
+use crate::metrics::Metrics;
 
 /// First pause before a lost stream is opened again.
 const RECONNECT_MIN: Duration = Duration::from_millis(100);
@@ -37,6 +38,20 @@ pub enum Source {
     Containerd,
     /// CRI's `GetContainerEvents`.
     Cri,
+}
+
+impl Source {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Containerd, Self::Cri];
+
+    /// Its word in metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Containerd => "containerd",
+            Self::Cri => "cri",
+        }
+    }
 }
 
 /// What happened, according to the runtime.
@@ -65,16 +80,30 @@ pub enum Hint {
     Changed(String),
 }
 
+impl Hint {
+    /// What happened, in the words of CRI's events.
+    const fn label(&self) -> &'static str {
+        match self {
+            Self::Started(_) => "started",
+            Self::Exited { .. } => "stopped",
+            Self::OutOfMemory(_) => "out_of_memory",
+            Self::Removed(_) => "deleted",
+            Self::Connected(_) | Self::Lost(_) | Self::Changed(_) => "other",
+        }
+    }
+}
+
 /// Reads both streams until `stop`, sending hints, and who began to run beside a container's first process.
 pub async fn read(
     socket: PathBuf,
     hints: mpsc::Sender<Hint>,
     execs: broadcast::Sender<ExecStarted>,
+    metrics: Metrics,
     stop: CancellationToken,
 ) {
-    let (socket, hints, execs) = (socket.as_path(), &hints, &execs);
-    let containerd = follow(Source::Containerd, hints, move || containerd(socket, hints, execs));
-    let cri = follow(Source::Cri, hints, move || cri(socket, hints));
+    let (socket, hints, execs, metrics) = (socket.as_path(), &hints, &execs, &metrics);
+    let containerd = follow(Source::Containerd, hints, move || containerd(socket, hints, execs, metrics));
+    let cri = follow(Source::Cri, hints, move || cri(socket, hints, metrics));
     tokio::select! {
         () = stop.cancelled() => {}
         ((), ()) = async { tokio::join!(containerd, cri) } => {}
@@ -129,7 +158,12 @@ async fn follow<F: Future<Output = Ended>>(source: Source, hints: &mpsc::Sender<
     }
 }
 
-async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>, execs: &broadcast::Sender<ExecStarted>) -> Ended {
+async fn containerd(
+    socket: &Path,
+    hints: &mpsc::Sender<Hint>,
+    execs: &broadcast::Sender<ExecStarted>,
+    metrics: &Metrics,
+) -> Ended {
     let mut client = EventsClient::new(channel(socket));
     let filters = ["/tasks/start", "/tasks/exec-started", "/tasks/exit", "/tasks/oom", "/containers/delete"]
         .iter()
@@ -152,6 +186,7 @@ async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>, execs: &broadcast
             continue;
         }
         let Some(hint) = decode(&envelope.topic, &event.value) else { continue };
+        metrics.event(Source::Containerd, hint.label());
         if hints.send(hint).await.is_err() {
             return Ended::ReceiverGone;
         }
@@ -159,7 +194,7 @@ async fn containerd(socket: &Path, hints: &mpsc::Sender<Hint>, execs: &broadcast
     Ended::Closed
 }
 
-async fn cri(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
+async fn cri(socket: &Path, hints: &mpsc::Sender<Hint>, metrics: &Metrics) -> Ended {
     let mut client = RuntimeServiceClient::new(channel(socket));
     // Runtimes answer with the first event, so the stream counts as open from then on.
     let mut stream = match client.get_container_events(GetEventsRequest {}).await {
@@ -171,6 +206,7 @@ async fn cri(socket: &Path, hints: &mpsc::Sender<Hint>) -> Ended {
         return Ended::ReceiverGone;
     }
     while let Ok(Some(event)) = stream.message().await {
+        metrics.event(Source::Cri, kind(&event));
         if hints.send(changed(event)).await.is_err() {
             return Ended::ReceiverGone;
         }
@@ -184,6 +220,15 @@ fn changed(event: ContainerEventResponse) -> Hint {
     match uid.filter(|uid| !uid.is_empty()) {
         Some(uid) => Hint::Changed(uid),
         None => Hint::Removed(event.container_id),
+    }
+}
+
+fn kind(event: &ContainerEventResponse) -> &'static str {
+    match event.container_event_type() {
+        ContainerEventType::ContainerCreatedEvent => "created",
+        ContainerEventType::ContainerStartedEvent => "started",
+        ContainerEventType::ContainerStoppedEvent => "stopped",
+        ContainerEventType::ContainerDeletedEvent => "deleted",
     }
 }
 

@@ -306,20 +306,12 @@ fn control_plane(places: &Places, plan: &Plan, switch: Process, steps: &mut Step
     wait_for(plan, &wait, || {
         std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
         let text = fsx::read(&admin).ok()?;
-        fsx::write_atomic(&plan.kubeconfig(), &text).ok()?;
-        set_private(&plan.kubeconfig());
+        // It holds the administrator's key.
+        fsx::write_private(&plan.kubeconfig(), &text).ok()?;
         kubectl.run(&["get", "--raw", "/readyz"], None).ok()
     })?;
     steps.done(&format!("ready at {}", plan.server()));
     Ok(kubectl)
-}
-
-/// The file holds the administrator's key.
-fn set_private(path: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    if let Err(error) = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)) {
-        eprintln!("lab: cannot make {} private: {error}", path.display());
-    }
 }
 
 fn bring_node(

@@ -2,8 +2,10 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use super::VmError;
+use super::plan::Role;
 use crate::cluster::store::Places;
 use crate::cluster::{LabError, up};
 use crate::fsx;
@@ -38,12 +40,13 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Finds the programs and makes the images.
-    pub fn gather(places: &Places) -> Result<Self, VmError> {
+    /// Finds the programs and makes the images. `work` is a folder for what is made on the way.
+    pub fn gather(places: &Places, work: &Path) -> Result<Self, VmError> {
         let mut files = Vec::new();
+        fsx::create_dir(work)?;
         for name in NODE.iter().chain(CONTROL_PLANE) {
             let path = places.program(name).ok_or_else(|| missing(places, name))?;
-            files.push((format!("bin/{name}"), path));
+            files.push((format!("bin/{name}"), stripped(&path, &work.join(name))));
         }
         for image in up::make_images(places)? {
             files.push((format!("images/{}", fsx::name(&image.archive)), image.archive));
@@ -52,10 +55,10 @@ impl Bundle {
     }
 
     /// What a machine of this kind needs of it.
-    pub fn part(&self, control_plane: bool) -> Self {
+    pub fn part(&self, role: Role) -> Self {
         let mine = |name: &str| match name.strip_prefix("bin/") {
-            Some(program) => CONTROL_PLANE.contains(&program) == control_plane,
-            None => !control_plane,
+            Some(program) if CONTROL_PLANE.contains(&program) => role.is_control_plane(),
+            _ => role.is_node(),
         };
         Self { files: self.files.iter().filter(|(name, _)| mine(name)).cloned().collect() }
     }
@@ -111,6 +114,13 @@ impl Bundle {
     }
 }
 
+/// The program without what only a debugger reads, most of it in the development profile: a guest would read and write it all. Itself where
+/// there is no `strip`.
+fn stripped(program: &Path, to: &Path) -> PathBuf {
+    let outcome = Command::new("strip").arg("-o").arg(to).arg(program).stdin(Stdio::null()).output();
+    if outcome.is_ok_and(|output| output.status.success()) { to.to_path_buf() } else { program.to_path_buf() }
+}
+
 fn missing(places: &Places, name: &str) -> LabError {
     let folders: Vec<String> = places.programs.iter().map(|folder| folder.display().to_string()).collect();
     LabError::NoProgram { name: name.to_owned(), folders: folders.join(", ") }
@@ -124,10 +134,10 @@ mod tests {
     fn a_machine_gets_the_programs_of_its_kind_and_a_node_the_images() {
         let names = ["bin/agent", "bin/control-plane", "images/pause-1.tar"];
         let bundle = Bundle { files: names.iter().map(|name| ((*name).to_owned(), PathBuf::from("/x"))).collect() };
-        let part =
-            |control_plane| bundle.part(control_plane).files.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-        assert_eq!(part(true), ["bin/control-plane"]);
-        assert_eq!(part(false), ["bin/agent", "images/pause-1.tar"]);
+        let part = |role| bundle.part(role).files.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(part(Role::ControlPlane), ["bin/control-plane"]);
+        assert_eq!(part(Role::Node), ["bin/agent", "images/pause-1.tar"]);
+        assert_eq!(part(Role::Both), names);
     }
 
     #[test]

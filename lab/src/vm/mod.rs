@@ -17,6 +17,7 @@ mod power;
 mod qcow2;
 mod qemu;
 mod recipe;
+mod report;
 mod up;
 mod wire;
 

@@ -4,7 +4,6 @@ use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
 
 use clap::{Args, Subcommand};
 
@@ -12,7 +11,7 @@ use super::bundle::Bundle;
 use super::plan::{self, CONTROL_PLANE};
 use super::recipe::Os;
 use super::up::{self, VmLab, Wish};
-use super::{VmError, boxes, channel, power};
+use super::{VmError, boxes, channel, power, report};
 use crate::cluster::kubectl::Kubectl;
 use crate::cluster::store::Places;
 
@@ -24,7 +23,11 @@ pub enum Order {
     /// End the machines and remove them.
     Down,
     /// Tell which machines run.
-    Status,
+    Status {
+        /// For programs: `json`, with the services of each machine that runs.
+        #[arg(short, long)]
+        output: Option<StatusFormat>,
+    },
     /// Make the base images.
     Box {
         /// Which; both without one.
@@ -99,6 +102,13 @@ pub enum Order {
     },
 }
 
+/// What a status is printed for.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum StatusFormat {
+    /// The same form as `lab status -o json`, as far as guests have it.
+    Json,
+}
+
 /// `lab vm up`
 #[derive(Args)]
 pub struct UpOrder {
@@ -108,6 +118,9 @@ pub struct UpOrder {
     /// debian12 or debian13; several are taken in turn.
     #[arg(long, value_delimiter = ',')]
     os: Vec<Os>,
+    /// The first worker runs the control plane too, instead of a machine of its own.
+    #[arg(long)]
+    compact: bool,
     /// Only the machines, without a cluster in them.
     #[arg(long)]
     bare: bool,
@@ -120,14 +133,17 @@ pub struct UpOrder {
 pub fn run(places: &Places, name: &str, order: Order) -> Result<i32, VmError> {
     let lab = || VmLab::open(places, name);
     match order {
-        Order::Up(UpOrder { nodes, os, bare, control_plane_arg }) => {
-            up::run(places, name, &Wish { nodes, os, bare, control_plane_args: control_plane_arg })?;
+        Order::Up(UpOrder { nodes, os, compact, bare, control_plane_arg }) => {
+            up::run(places, name, &Wish { nodes, os, compact, bare, control_plane_args: control_plane_arg })?;
         }
         Order::Down => {
             let gone = up::down(places, name)?;
             println!("{}", if gone { "The machines are gone." } else { "There is no such lab: nothing to do." });
         }
-        Order::Status => return status(&lab()?),
+        Order::Status { output: None } => return status(&lab()?),
+        Order::Status { output: Some(StatusFormat::Json) } => {
+            println!("{:#}", report::report(&lab()?)?);
+        }
         Order::Box { os, fresh } => make_boxes(places, &os, fresh)?,
         Order::Run { machine, command } => return channel::attach(&lab()?.machine(&machine)?.1, &command),
         Order::Ssh { machine } => return shell(&lab()?.machine(&machine)?.1),
@@ -154,7 +170,7 @@ pub fn run(places: &Places, name: &str, order: Order) -> Result<i32, VmError> {
         Order::Resume { machine } => power::pause(&lab()?.machine(&machine)?.1, false)?,
         Order::Bundle { to } => {
             let to = to.unwrap_or_else(|| plan::root(&places.labs).join("bundle"));
-            Bundle::gather(places)?.write(&to)?;
+            Bundle::gather(places, &plan::root(&places.labs).join("programs"))?.write(&to)?;
             println!("{}", to.display());
         }
     }
@@ -162,11 +178,10 @@ pub fn run(places: &Places, name: &str, order: Order) -> Result<i32, VmError> {
 }
 
 fn make_boxes(places: &Places, list: &[Os], fresh: bool) -> Result<(), VmError> {
-    for os in if list.is_empty() { &Os::ALL } else { list } {
-        let begun = Instant::now();
-        let base = boxes::get(&plan::root(&places.labs), *os, fresh)?;
-        let (made, size) = (if base.made { "made" } else { "found made" }, base.size() >> 20);
-        println!("{os} {made}: {} ({size} MiB, {:.1} s)", base.folder.display(), begun.elapsed().as_secs_f64());
+    let list = if list.is_empty() { &Os::ALL } else { list };
+    for (os, base, took) in boxes::get_all(&plan::root(&places.labs), list, fresh)? {
+        let (made, size, took) = (if base.made { "made" } else { "found made" }, base.size() >> 20, took.as_secs_f64());
+        println!("{os} {made}: {} ({size} MiB, {took:.1} s)", base.folder.display());
     }
     Ok(())
 }

@@ -21,6 +21,31 @@ pub const MAX_NODES: u8 = 20;
 const CONTROL_PLANE_MEMORY: u32 = 640;
 /// Memory of a worker in MiB.
 const NODE_MEMORY: u32 = 768;
+/// Memory of a machine that is both, in MiB.
+const BOTH_MEMORY: u32 = 1024;
+
+/// What a machine is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It runs the API server and no pods.
+    ControlPlane,
+    /// It runs pods.
+    Node,
+    /// It does both.
+    Both,
+}
+
+impl Role {
+    /// Whether it runs the API server.
+    pub fn is_control_plane(self) -> bool {
+        self != Self::Node
+    }
+
+    /// Whether it runs pods.
+    pub fn is_node(self) -> bool {
+        self != Self::ControlPlane
+    }
+}
 
 /// What is remembered of a lab of guests: `vm.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +54,9 @@ pub struct Record {
     pub number: u8,
     /// The workers' distributions; the control plane has the first worker's.
     pub nodes: Vec<Os>,
+    /// The first worker runs the control plane too, which then has no machine of its own.
+    #[serde(default)]
+    pub compact: bool,
 }
 
 /// One machine of a lab.
@@ -36,7 +64,9 @@ pub struct Record {
 pub struct Machine {
     /// Its name.
     pub name: String,
-    /// Its place: 0 is the control plane.
+    /// What it is for.
+    pub role: Role,
+    /// Its place: 0 is a control plane of its own.
     pub index: u8,
     /// Its distribution.
     pub os: Os,
@@ -50,40 +80,43 @@ pub struct Machine {
 
 impl Record {
     /// A lab with `nodes` workers whose distributions are taken from `list` in turn.
-    pub fn new(number: u8, nodes: u8, list: &[Os]) -> Self {
+    pub fn new(number: u8, nodes: u8, list: &[Os], compact: bool) -> Self {
         let list = if list.is_empty() { &[Os::Debian12] } else { list };
-        Self { number, nodes: list.iter().copied().cycle().take(usize::from(nodes)).collect() }
+        Self { number, nodes: list.iter().copied().cycle().take(usize::from(nodes)).collect(), compact }
     }
 
-    /// Every machine, the control plane first.
+    /// Every machine, the one with the control plane first.
     pub fn machines(&self) -> Vec<Machine> {
-        let first = self.nodes.first().copied().unwrap_or(Os::Debian12);
-        let mut all = vec![Machine {
-            name: CONTROL_PLANE.to_owned(),
-            index: 0,
-            os: first,
-            address: address(self.number, 0),
-            memory: CONTROL_PLANE_MEMORY,
-            cpus: 2,
-        }];
-        all.extend((1u8..).zip(&self.nodes).map(|(index, os)| Machine {
-            name: format!("node-{index}"),
+        let machine = |name: String, role: Role, index: u8, os: Os| Machine {
+            name,
+            role,
             index,
-            os: *os,
+            os,
             address: address(self.number, index),
-            memory: NODE_MEMORY,
+            memory: match role {
+                Role::ControlPlane => CONTROL_PLANE_MEMORY,
+                Role::Node => NODE_MEMORY,
+                Role::Both => BOTH_MEMORY,
+            },
             cpus: 2,
-        }));
-        all
+        };
+        let first = self.nodes.first().copied().unwrap_or(Os::Debian12);
+        let own = (!self.compact).then(|| machine(CONTROL_PLANE.to_owned(), Role::ControlPlane, 0, first));
+        let nodes = (1u8..).zip(&self.nodes).map(|(index, os)| {
+            let role = if self.compact && index == 1 { Role::Both } else { Role::Node };
+            machine(format!("node-{index}"), role, index, *os)
+        });
+        own.into_iter().chain(nodes).collect()
+    }
+
+    /// The machine that is meant by this name: `control-plane` is also the name of a node that runs it.
+    pub fn machine(&self, name: &str) -> Option<Machine> {
+        let control_plane = |machine: &Machine| name == CONTROL_PLANE && machine.role.is_control_plane();
+        self.machines().into_iter().find(|machine| machine.name == name || control_plane(machine))
     }
 }
 
 impl Machine {
-    /// Whether it runs the API server.
-    pub fn is_control_plane(&self) -> bool {
-        self.index == 0
-    }
-
     /// Hardware address, in the range that QEMU uses by habit; the last parts are the lab's and the machine's numbers.
     pub fn mac(&self, number: u8) -> String {
         format!("52:54:00:4b:{number:02x}:{:02x}", self.index)
@@ -126,13 +159,25 @@ mod tests {
 
     #[test]
     fn machines_have_addresses_of_their_own_and_distributions_in_turn() {
-        let machines = Record::new(3, 3, &[Os::Debian12, Os::Debian13]).machines();
+        let machines = Record::new(3, 3, &[Os::Debian12, Os::Debian13], false).machines();
         let names: Vec<&str> = machines.iter().map(|machine| machine.name.as_str()).collect();
         assert_eq!(names, ["control-plane", "node-1", "node-2", "node-3"]);
         let systems: Vec<Os> = machines.iter().map(|machine| machine.os).collect();
         assert_eq!(systems, [Os::Debian12, Os::Debian12, Os::Debian13, Os::Debian12]);
         assert_eq!(machines[2].address.to_string(), "10.90.3.12");
         assert_eq!(machines[2].mac(3), "52:54:00:4b:03:02");
+    }
+
+    #[test]
+    fn a_compact_lab_has_its_control_plane_on_the_first_node() {
+        let record = Record::new(3, 2, &[Os::Debian12, Os::Debian13], true);
+        let roles: Vec<(String, Role)> = record.machines().into_iter().map(|m| (m.name, m.role)).collect();
+        assert_eq!(roles, [("node-1".to_owned(), Role::Both), ("node-2".to_owned(), Role::Node)]);
+        assert_eq!(record.machine(CONTROL_PLANE), record.machine("node-1"));
+        assert_eq!(record.machine("node-1").unwrap().address.to_string(), "10.90.3.11");
+        assert_eq!(record.machine("node-3"), None);
+        let apart = Record { compact: false, ..record };
+        assert_ne!(apart.machine(CONTROL_PLANE), apart.machine("node-1"));
     }
 
     #[test]

@@ -47,6 +47,7 @@ pub fn on(
         let raw = base.disk();
         let size = fs::metadata(&raw).map_err(fsx::fail("look at", &raw))?.len();
         let header = qcow2::overlay(size, &raw.display().to_string());
+        base.note(folder)?;
         fs::write(&disk, header).map_err(fsx::fail("write", &disk))?;
     }
     let (busybox, guest) = programs;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// To be raised when the way of making an image changes without its inputs.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// What `vagrant/provision.sh` needs on a node, and what a person wants for a look. `xz-utils` is for images, `e2fsprogs` comes by itself.
 const PACKAGES: &[&str] = &[
     "busybox-static",
@@ -31,7 +31,8 @@ const PACKAGES: &[&str] = &[
 ];
 /// What no test looks at.
 const LEFT_OUT: &[&str] = &["/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*"];
-/// Units that only cost time in a machine without a network and with a fresh disk.
+/// Units that only cost time in a machine without a network and with a fresh disk. Modules are loaded when they are used all the same; the
+/// six that systemd loads in advance took 12 to 14 s of a translated boot.
 pub const MASKED: &[&str] = &[
     "apt-daily-upgrade.timer",
     "apt-daily.timer",
@@ -39,6 +40,12 @@ pub const MASKED: &[&str] = &[
     "e2scrub_all.timer",
     "e2scrub_reap.service",
     "fstrim.timer",
+    "modprobe@configfs.service",
+    "modprobe@dm_mod.service",
+    "modprobe@drm.service",
+    "modprobe@efi_pstore.service",
+    "modprobe@fuse.service",
+    "modprobe@loop.service",
     "serial-getty@ttyS0.service",
 ];
 /// Size of the disk that a guest sees; what it has not written takes no room.
@@ -141,6 +148,19 @@ fn digest(text: &str) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>()[..DIGITS].to_owned()
 }
 
+/// Packages with versions from dpkg's status file: the same list as [`simulated`] gives for the same system.
+pub fn installed(status: &str) -> String {
+    let mut lines: Vec<String> = status
+        .split("\n\n")
+        .filter_map(|paragraph| {
+            let field = |name: &str| paragraph.lines().find_map(|line| line.strip_prefix(name));
+            Some(format!("{} {}", field("Package: ")?, field("Version: ")?))
+        })
+        .collect();
+    lines.sort_unstable();
+    lines.join("\n")
+}
+
 /// Packages with versions from what `apt-get --simulate` tells: `Inst NAME (VERSION …) …`.
 pub fn simulated(output: &str) -> String {
     let mut lines: Vec<String> = output
@@ -225,6 +245,8 @@ mod tests {
     fn versions_are_read_from_a_simulation() {
         let text = "I: x\nInst runc (1.1.5 Debian:12 [amd64])\nConf runc (1.1.5)\n Inst dbus (1.14-1 Debian:12)\nInst runc (1.1.5 Debian:12 [amd64])\n";
         assert_eq!(simulated(text), "dbus 1.14-1\nrunc 1.1.5");
+        let status = "Package: runc\nStatus: install ok installed\nVersion: 1.1.5\n\nPackage: dbus\nDepends: x\nVersion: 1.14-1\n";
+        assert_eq!(installed(status), simulated(text));
         assert_ne!(content("a 1\nb 2"), content("a 1\nb 3"));
         assert_eq!(content("a 1\nb 2"), content("b 2\na 1"));
     }

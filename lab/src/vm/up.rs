@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::net::{TcpListener, UdpSocket};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::boxes::{self, BaseImage};
 use super::bundle::{self, Bundle};
-use super::plan::{self, CONTROL_PLANE, Machine, Record};
+use super::plan::{self, CONTROL_PLANE, Machine, Record, Role};
 use super::qemu::Accelerator;
 use super::recipe::Os;
 use super::{BUSYBOX, VmError, accel, channel, power, qemu};
@@ -28,6 +29,8 @@ const READY_LIMIT: Duration = Duration::from_secs(240);
 const GUEST: &str = "lab-guest";
 /// The drive with the bundle, as a guest sees it.
 const BUNDLE_DRIVE: &str = "/dev/vdb";
+/// Folder of the lab with its programs as guests get them.
+const PROGRAMS: &str = "programs";
 /// Where the control plane puts what nodes need to join.
 const JOIN: &str = "/var/lib/keelson/join";
 
@@ -38,6 +41,8 @@ pub struct Wish {
     pub nodes: Option<u8>,
     /// Distributions, in turn.
     pub os: Vec<Os>,
+    /// The first worker runs the control plane too. A lab that is there stays as it is.
+    pub compact: bool,
     /// Only machines, without a cluster in them.
     pub bare: bool,
     /// More flags of the control plane.
@@ -72,14 +77,12 @@ impl VmLab {
 
     /// A machine by name, with its folder.
     pub fn machine(&self, name: &str) -> Result<(Machine, PathBuf), VmError> {
-        let machines = self.record.machines();
-        let known: Vec<String> = machines.iter().map(|machine| machine.name.clone()).collect();
-        let found = machines.into_iter().find(|machine| machine.name == name);
-        found.map(|machine| (machine, self.machine_folder(name))).ok_or_else(|| VmError::NoMachine {
-            lab: self.name.clone(),
-            machine: name.to_owned(),
-            known: known.join(", "),
-        })
+        let machine = self.record.machine(name).ok_or_else(|| {
+            let known: Vec<String> = self.record.machines().into_iter().map(|machine| machine.name).collect();
+            VmError::NoMachine { lab: self.name.clone(), machine: name.to_owned(), known: known.join(", ") }
+        })?;
+        let folder = self.machine_folder(&machine.name);
+        Ok((machine, folder))
     }
 
     /// The administrator's kubeconfig; its server is only reachable from guests.
@@ -91,7 +94,7 @@ impl VmLab {
     pub fn api(&self) -> Result<String, VmError> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(VmError::Local)?;
         let address = listener.local_addr().map_err(VmError::Local)?;
-        channel::forward(listener, &self.machine_folder(CONTROL_PLANE), "127.0.0.1:6443");
+        channel::forward(listener, &self.machine(CONTROL_PLANE)?.1, "127.0.0.1:6443");
         Ok(format!("https://{address}"))
     }
 }
@@ -110,30 +113,30 @@ pub fn run(places: &Places, name: &str, wish: &Wish) -> Result<(), VmError> {
     let _lock = lock(&folder)?;
     let lab = record(places, name, &folder, wish)?;
     let begun = Instant::now();
-    let bundle = if wish.bare { Bundle::default() } else { Bundle::gather(places)? };
-    bundle.write_archive(&folder.join(qemu::BUNDLE))?;
     let machines = lab.record.machines();
+    let prepared = prepare(places, &lab, &machines)?;
+    let bundle = if wish.bare { Bundle::default() } else { Bundle::gather(places, &folder.join(PROGRAMS))? };
+    bundle.write_archive(&folder.join(qemu::BUNDLE))?;
     let mut started = Vec::new();
-    for (machine, base, accelerator) in prepare(places, &lab, &machines)? {
+    for (machine, base, accelerator) in prepared {
         if start(places, &lab, &machine, &base, accelerator)? {
             started.push(machine.name);
         }
     }
-    let answers = each(&machines, |machine| {
+    each(&machines, |machine| {
         channel::ask(&lab.machine_folder(&machine.name), &["true"], &[], BOOT_LIMIT)?;
         println!("{:<14} answers after {:.1} s", machine.name, begun.elapsed().as_secs_f64());
-        Ok(())
-    });
-    answers?;
-    if wish.bare {
-        return Ok(());
-    }
-    each(&machines, |machine| {
-        let part = bundle.part(machine.is_control_plane());
-        hand_over(&lab.machine_folder(&machine.name), &part, started.contains(&machine.name))?;
+        if wish.bare {
+            return Ok(());
+        }
+        let fresh = started.contains(&machine.name);
+        hand_over(&lab.machine_folder(&machine.name), &bundle.part(machine.role), fresh)?;
         println!("{:<14} has its programs after {:.1} s", machine.name, begun.elapsed().as_secs_f64());
         Ok(())
     })?;
+    if wish.bare {
+        return Ok(());
+    }
     let kubectl = provision(places, &lab, &machines, wish, begun)?;
     wait_ready(&lab, &kubectl, begun)?;
     println!("\nTry next:");
@@ -153,8 +156,9 @@ fn record(places: &Places, name: &str, folder: &Path, wish: &Wish) -> Result<VmL
     if nodes == 0 || nodes > plan::MAX_NODES {
         return Err(VmError::Nodes(nodes));
     }
-    let mut record = Record::new(known.as_ref().map_or(0, |known| known.number), nodes, &wish.os);
+    let mut record = Record::new(known.as_ref().map_or(0, |known| known.number), nodes, &wish.os, wish.compact);
     if let Some(known) = known {
+        record.compact = known.compact;
         // A machine keeps its distribution, and none is taken away.
         let kept = known.nodes.len().min(record.nodes.len());
         record.nodes[..kept].copy_from_slice(&known.nodes[..kept]);
@@ -188,22 +192,25 @@ type Prepared = (Machine, BaseImage, Accelerator);
 /// The boxes of the machines, and what runs them.
 fn prepare(places: &Places, lab: &VmLab, machines: &[Machine]) -> Result<Vec<Prepared>, VmError> {
     let root = plan::root(&places.labs);
-    let mut bases: Vec<(Os, BaseImage)> = Vec::new();
-    for machine in machines {
-        if bases.iter().any(|(os, _)| *os == machine.os) {
-            continue;
-        }
-        let begun = Instant::now();
-        let base = boxes::get(&root, machine.os, false)?;
+    let known = |machine: &Machine| boxes::of_machine(&lab.machine_folder(&machine.name));
+    let mut wanted: Vec<Os> =
+        machines.iter().filter(|machine| known(machine).is_none()).map(|machine| machine.os).collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let bases = boxes::get_all(&root, &wanted, false)?;
+    for (os, base, took) in &bases {
         let made = if base.made { "made" } else { "found made" };
-        println!("{:<14} box {made} ({:.1} s, {} MiB)", machine.os, begun.elapsed().as_secs_f64(), base.size() >> 20);
-        bases.push((machine.os, base));
+        println!("{os:<14} box {made} ({:.1} s, {} MiB)", took.as_secs_f64(), base.size() >> 20);
     }
-    let kernel = bases.first().map(|(_, base)| base.kernel()).ok_or(VmError::Nodes(0))?;
+    let of = |os| bases.iter().find(|(known, ..)| *known == os).map(|(_, base, _)| base.clone());
+    let chosen: Vec<(Machine, BaseImage)> = machines
+        .iter()
+        .filter_map(|machine| Some((machine.clone(), known(machine).or_else(|| of(machine.os))?)))
+        .collect();
+    let kernel = chosen.first().map(|(_, base)| base.kernel()).ok_or(VmError::Nodes(0))?;
     let accelerator = accel::choose(&root, &kernel)?;
     println!("{:<14} {} machines on {accelerator:?}", lab.name, machines.len());
-    let of = |os| bases.iter().find(|(known, _)| *known == os).map(|(_, base)| base.clone());
-    Ok(machines.iter().filter_map(|machine| Some((machine.clone(), of(machine.os)?, accelerator))).collect())
+    Ok(chosen.into_iter().map(|(machine, base)| (machine, base, accelerator)).collect())
 }
 
 fn start(
@@ -232,7 +239,8 @@ pub fn boot(places: &Places, lab: &VmLab, name: &str) -> Result<(), VmError> {
 fn each(machines: &[Machine], work: impl Fn(&Machine) -> Result<(), VmError> + Sync) -> Result<(), VmError> {
     let results: Vec<Result<(), VmError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = machines.iter().map(|machine| scope.spawn(|| work(machine))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or(Err(VmError::NoGuest))).collect()
+        // A panic is a fault of this program and shows as one.
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     results.into_iter().collect()
 }
@@ -256,39 +264,41 @@ fn provision(
     begun: Instant,
 ) -> Result<Kubectl, VmError> {
     let seconds = || begun.elapsed().as_secs_f64();
-    let (first, workers) = machines.split_first().ok_or(VmError::Nodes(0))?;
-    let control_plane = lab.machine_folder(&first.name);
     let script = format!("{}/provision.sh", bundle::INSIDE);
-    let address = first.address.to_string();
-    let options = wish.control_plane_args.join(" ");
-    let words = [&script, "control-plane", "--from", bundle::INSIDE, "--address", &address, "--options", &options];
-    channel::checked(&control_plane, &words)?;
+    let (first, control_plane) = lab.machine(CONTROL_PLANE)?;
+    // What a node needs no credentials for is done while the control plane comes up.
+    each(machines, |machine| {
+        let folder = lab.machine_folder(&machine.name);
+        if machine.role.is_control_plane() {
+            let address = machine.address.to_string();
+            let options = wish.control_plane_args.join(" ");
+            let words = ["control-plane", "--from", bundle::INSIDE, "--address", &address, "--options", &options];
+            channel::checked(&folder, &[&[script.as_str()], &words[..]].concat())?;
+            println!("{:<14} has a control plane after {:.1} s", machine.name, seconds());
+        }
+        if machine.role == Role::Node {
+            channel::checked(&folder, &[&script, "prepare", "--from", bundle::INSIDE])?;
+            println!("{:<14} is prepared after {:.1} s", machine.name, seconds());
+        }
+        Ok(())
+    })?;
     let text = channel::checked(&control_plane, &["cat", "/var/lib/keelson/control-plane/admin.kubeconfig"])?;
-    write_private(&lab.kubeconfig(), &text)?;
-    println!("{:<14} set up after {:.1} s", first.name, seconds());
-    let server = format!("https://{address}:6443");
+    // It holds the administrator's key.
+    fsx::write_private(&lab.kubeconfig(), &text)?;
+    let server = format!("https://{}:6443", first.address);
+    let workers: Vec<Machine> = machines.iter().filter(|machine| machine.role.is_node()).cloned().collect();
     let mut words = vec![script.as_str(), "credentials", "--to", JOIN, "--server", &server];
     words.extend(workers.iter().map(|machine| machine.name.as_str()));
     channel::checked(&control_plane, &words)?;
-    each(workers, |machine| {
+    each(&workers, |machine| {
         let folder = lab.machine_folder(&machine.name);
         join(&control_plane, &folder, &machine.name)?;
-        let address = machine.address.to_string();
+        let (name, address) = (machine.name.as_str(), machine.address.to_string());
         let credentials = format!("{}/credentials", bundle::INSIDE);
-        let words = [
-            &script,
-            "node",
-            "--from",
-            bundle::INSIDE,
-            "--credentials",
-            &credentials,
-            "--name",
-            &machine.name,
-            "--address",
-            &address,
-        ];
+        let mut words = vec![script.as_str(), "node", "--from", bundle::INSIDE, "--credentials", &credentials];
+        words.extend(["--name", name, "--address", &address]);
         channel::checked(&folder, &words)?;
-        println!("{:<14} set up after {:.1} s", machine.name, seconds());
+        println!("{name:<14} set up after {:.1} s", seconds());
         Ok(())
     })?;
     Ok(Kubectl::find(places, &lab.kubeconfig())?)
@@ -309,14 +319,6 @@ fn join(control_plane: &Path, node: &Path, name: &str) -> Result<(), VmError> {
         code: archive.code.max(outcome.code),
         output: String::from_utf8_lossy(&[archive.errors, outcome.errors].concat()).into_owned(),
     })
-}
-
-/// The file holds the administrator's key.
-fn write_private(path: &Path, text: &str) -> Result<(), VmError> {
-    use std::os::unix::fs::PermissionsExt;
-    fsx::write_atomic(path, text)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(fsx::fail("make private", path))?;
-    Ok(())
 }
 
 fn wait_ready(lab: &VmLab, kubectl: &Kubectl, begun: Instant) -> Result<(), VmError> {

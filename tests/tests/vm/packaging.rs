@@ -77,6 +77,25 @@ pub fn again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// `lab vm ssh` from a terminal gives a shell with a terminal of its own, of the same size, and the shell's exit code.
+pub fn terminal(lab: &Lab) -> Result<()> {
+    let order = format!("{:?} --name {} vm ssh node-1; echo code $?", lab.program("lab"), lab.name);
+    // `script` is the terminal here. The keys are pressed once and the line stays open, as with a person.
+    let keys = "(echo 'tty; stty size; exit 5'; sleep 20) | timeout 120 script -qec";
+    let said = run(
+        Command::new("bash").args([
+            "-c",
+            &format!("{keys} \"$0\" /dev/null"),
+            &format!("stty rows 33 cols 111; {order}"),
+        ]),
+        None,
+    )?;
+    for part in ["/dev/pts/", "33 111", "code 5"] {
+        ensure!(said.contains(part), "no {part:?} in {said:?}");
+    }
+    Ok(())
+}
+
 fn ready_now(lab: &Lab, node: &str) -> Result<bool> {
     Ok(super::ready(lab, node)? == "True")
 }

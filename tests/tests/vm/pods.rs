@@ -33,8 +33,11 @@ pub fn limits(lab: &Lab) -> Result<()> {
         }
         let processes = read(&format!("{id}/cgroup.procs"))?;
         ensure!(!processes.trim().is_empty(), "{node}: nothing runs in the container's cgroup");
+        // All pods together: what the node has, less what is reserved for others.
         let total: u64 = shell(lab, node, "cat /sys/fs/cgroup/kubepods/memory.max")?.trim().parse()?;
-        ensure!(total < 768 << 20, "{node}: all pods together may use {total}");
+        let capacity = lab.kubectl(&["get", "node", node, "-o", "jsonpath={.status.capacity.memory}"])?;
+        let capacity: u64 = capacity.trim_end_matches("Ki").parse::<u64>()? << 10;
+        ensure!(total <= capacity && total > capacity / 2, "{node} has {capacity}, its pods may use {total}");
     }
     Ok(())
 }
