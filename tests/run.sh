@@ -54,7 +54,11 @@ run_streams() {
     run_suite streams
 }
 run_apps() { run_suite apps; }
-run_workloads() { run_suite workloads; }
+run_workloads() {
+    # Unpacked, not installed: the package would start a registry of this machine.
+    fetch_package docker-registry "$target/lab/.docker-registry"
+    run_suite workloads
+}
 run_restart() { run_suite restart; }
 run_faults() { run_suite faults; }
 run_crash() { run_suite crash_safety; }
@@ -73,14 +77,17 @@ test_programs() {
     export KEELSON_TEST_PROGRAMS
 }
 
+# Unpacks a package of the distribution into a folder, unless it is there. The suites skip what is not.
+fetch_package() {
+    [ "${install:-yes}" = yes ] && [ ! -d "$2/usr" ] && mkdir -p "$2" || return 0
+    (cd "$2" && apt-get download -q "$1" >/dev/null 2>&1 && dpkg -x ./*.deb . && rm -f ./*.deb) || true
+}
+
 # Other clients of streams, beside the labs: Debian's old kubectl (SPDY only) and the Python client. The suite skips what is not there.
 get_clients() {
     [ "${install:-yes}" = yes ] || return 0
-    old=$target/lab/.kubectl-1.20
-    if [ ! -x "$old/usr/bin/kubectl" ] && mkdir -p "$old" && (cd "$old" && apt-get download -q kubernetes-client >/dev/null 2>&1); then
-        # Unpacked, not installed: a kubectl of the system stays what it is.
-        dpkg -x "$old"/kubernetes-client_*.deb "$old" && rm -f "$old"/*.deb
-    fi
+    # Unpacked, not installed: a kubectl of the system stays what it is.
+    fetch_package kubernetes-client "$target/lab/.kubectl-1.20"
     python=$target/lab/.python-client
     [ -d "$python/kubernetes" ] || python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
         --target "$python" kubernetes >/dev/null 2>&1 || rm -rf "$python"

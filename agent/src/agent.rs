@@ -258,6 +258,7 @@ pub async fn run(
     let first = node::ask(runtime.as_ref(), &Readiness::default()).await;
     let network_state = watch::Sender::new(first.network.clone());
     let readiness = watch::Sender::new(first);
+    let told = metrics.clone();
     let statuses = Arc::new(Statuses::default());
     let context = Arc::new(NodeContext {
         images: Images::new(runtime.clone(), recorder.clone(), config.kubelet.parallel_pulls()),
@@ -293,12 +294,14 @@ pub async fn run(
         node::watch_health(runtime.clone(), readiness, network_state, trouble.subscribe(), poke.clone(), stop.clone()),
     );
 
-    let file_feed = start_file_source(&config, &name, &tasks, &stop);
+    let folder = |path: &PathBuf| file::Folder::new(path, &name).telling(recorder.clone(), told.clone());
+    let file_feed = start_file_source(&config, folder, &tasks, &stop);
     let api_feed = client.clone().map(|client| {
         let (tx, rx) = watch::channel(None);
         tasks.spawn("api-source", api::run(client, name.clone(), tx, stop.clone()));
         rx
     });
+    let stale = context.ledger.stale();
     let (manager, ended) = Manager::new(context, file_feed, api_feed);
     let view = manager.view();
     Population { pleg: pleg.clone(), view: view.clone() }.register(&endpoints);
@@ -350,6 +353,7 @@ pub async fn run(
             readiness: ready_rx,
             uid,
             ranges,
+            stale,
             object,
         };
         tasks.spawn("node-status", reporter.run(client, client_config, stop.clone()));
@@ -376,10 +380,14 @@ async fn first_list(pleg: &Arc<Pleg>, stop: &CancellationToken) {
     info!(pods = pleg.all().len(), "found in the runtime");
 }
 
-fn start_file_source(config: &Config, name: &str, tasks: &Tasks, stop: &CancellationToken) -> Option<Feed> {
-    let path = config.kubelet.static_pod_path.clone()?;
+fn start_file_source(
+    config: &Config,
+    folder: impl FnOnce(&PathBuf) -> file::Folder,
+    tasks: &Tasks,
+    stop: &CancellationToken,
+) -> Option<Feed> {
+    let folder = folder(config.kubelet.static_pod_path.as_ref()?);
     let (tx, rx) = watch::channel(None);
-    let folder = file::Folder::new(&path, name);
     tasks.spawn("file-source", file::run(folder, config.kubelet.file_check_frequency.0, tx, stop.clone()));
     Some(rx)
 }

@@ -41,6 +41,9 @@ pub enum HookError {
     Deadline(Duration),
 }
 
+/// How long the runtime may take to start a hook's command and to tell its end.
+const EXEC_MARGIN: Duration = Duration::from_secs(2);
+
 /// Runs a hook in or against a container within `limit`.
 ///
 /// # Errors
@@ -56,7 +59,7 @@ pub async fn run(
     let work = async {
         if let Some(exec) = &handler.exec {
             let command = exec.command.clone().unwrap_or_default();
-            // The runtime's own limit lets the end of the command be seen by it, ours is the last resort.
+            // The runtime's own limit counts from the command's start, and ends what it started too; ours is the last resort.
             let result = runtime.exec(id, command.clone(), limit.max(Duration::from_secs(1))).await;
             let output = result.map_err(|source| HookError::Exec { command: command.clone(), source })?;
             if output.exit_code != 0 {
@@ -83,5 +86,6 @@ pub async fn run(
         }
         Ok(())
     };
-    tokio::time::timeout(limit, work).await.unwrap_or(Err(HookError::Deadline(limit)))
+    let last = if handler.exec.is_some() { limit.max(Duration::from_secs(1)) + EXEC_MARGIN } else { limit };
+    tokio::time::timeout(last, work).await.unwrap_or(Err(HookError::Deadline(limit)))
 }

@@ -19,6 +19,7 @@ pub mod gc;
 pub mod hooks;
 pub mod hosts;
 pub mod images;
+pub mod keyring;
 pub mod logs;
 pub mod manager;
 pub mod materials;

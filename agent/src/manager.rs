@@ -146,6 +146,10 @@ impl Manager {
         let mirrors = source::mirrors(&api);
         for (uid, pod) in &wanted {
             if let Some(handle) = self.workers.get(uid) {
+                if pod::is_deleted(pod) {
+                    // Before the worker itself sees it: a successor may ask first.
+                    self.node.ledger.ending(uid);
+                }
                 handle.tx.send_if_modified(|d| {
                     let changed = !d.removed && !Arc::ptr_eq(&d.pod, pod) && !pod::same_wish(&d.pod, pod);
                     if changed {
@@ -183,6 +187,7 @@ impl Manager {
     fn remove_missing(&mut self, wanted: &PodSet) {
         for (uid, handle) in &self.workers {
             if !wanted.contains_key(uid) {
+                self.node.ledger.ending(uid);
                 handle.tx.send_if_modified(|d| !std::mem::replace(&mut d.removed, true));
             }
         }
@@ -192,7 +197,8 @@ impl Manager {
     fn keep_places(&self, wanted: &PodSet) {
         for (uid, pod) in wanted.iter().filter(|(uid, _)| !self.workers.contains_key(*uid) && !self.gone.contains(*uid))
         {
-            if self.node.pleg.get(uid).is_some_and(|record| record.any_live()) {
+            let held = |record: Arc<PodRecord>| !record.sandboxes.is_empty() || !record.containers.is_empty();
+            if self.node.pleg.get(uid).is_some_and(held) {
                 self.node.ledger.hold(pod);
             }
         }

@@ -11,7 +11,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use tokio::sync::watch;
 
@@ -57,6 +57,7 @@ pub struct Metrics {
     worker_seconds: Family<Operation, Histogram, fn() -> Histogram>,
     started_containers: Family<ContainerType, Counter>,
     started_pods: Counter,
+    invalid_manifests: Gauge,
     runtime_events: Family<RuntimeEvent, Counter>,
 }
 
@@ -72,6 +73,7 @@ impl Default for Metrics {
             worker_seconds: Family::new_with_constructor(|| Histogram::new(DEFAULT_BUCKETS)),
             started_containers: Family::default(),
             started_pods: Counter::default(),
+            invalid_manifests: Gauge::default(),
             runtime_events: Family::default(),
         }
     }
@@ -122,6 +124,8 @@ impl Metrics {
             r.register("pod_start_duration_seconds", help, m.pod_start);
             r.register("pod_worker_duration_seconds", "Duration of one pass of a pod's worker", m.worker_seconds);
             r.register("started_containers", "Containers started", m.started_containers);
+            let help = "Static pod manifests that cannot be used; what they gave before runs on";
+            r.register("invalid_static_pod_manifests", help, m.invalid_manifests);
             r.register("started_pods", "Pod sandboxes started", m.started_pods);
             let help = "Events of containers and sandboxes that the runtime told, by stream";
             r.register("runtime_events", help, m.runtime_events);
@@ -165,6 +169,11 @@ impl Metrics {
     /// Notes an event of the runtime by one of its streams; `event` is a word of a closed set.
     pub fn event(&self, source: Source, event: &'static str) {
         self.runtime_events.get_or_create(&RuntimeEvent { source: source.label(), event }).inc();
+    }
+
+    /// How many static pod manifests cannot be used.
+    pub fn invalid_manifests(&self, count: usize) {
+        self.invalid_manifests.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// Notes a container that started.

@@ -5,13 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base64::Engine;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_cri::v1::{AuthConfig, Mount};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use parking_lot::RwLock;
-use serde_json::Value;
 use tokio::sync::watch;
 use tracing::debug;
 
@@ -22,6 +20,7 @@ use crate::env::fields::NodeFacts;
 use crate::env::services::{ServiceIndex, SharedServiceIndex, watch_services};
 use crate::events::Recorder;
 use crate::hosts;
+use crate::keyring;
 use crate::materials::{ContainerMaterials, MaterialError, Materials, SandboxMaterials};
 use crate::pod;
 use crate::runtime_class::RuntimeClasses;
@@ -48,6 +47,7 @@ pub struct NodeMaterials {
     facts: NodeFacts,
     recorder: Arc<Recorder>,
     classes: RuntimeClasses,
+    root_dir: PathBuf,
 }
 
 impl NodeMaterials {
@@ -97,6 +97,7 @@ impl NodeMaterials {
             },
             recorder,
             classes: RuntimeClasses::new(inputs.client.clone()),
+            root_dir: config.node.root_dir.clone(),
         })
     }
 
@@ -200,7 +201,7 @@ impl Materials for NodeMaterials {
                 match self.volumes.reader().secret(pod::namespace(pod), &reference.name).await {
                     Ok(secret) => {
                         let file = secret.data.get(".dockerconfigjson").or_else(|| secret.data.get(".dockercfg"));
-                        out.extend(file.map(|bytes| docker_auths(bytes, image)).unwrap_or_default());
+                        out.extend(file.map(|bytes| keyring::lookup(bytes, image)).unwrap_or_default());
                     }
                     Err(error) => {
                         let text = format!(
@@ -213,6 +214,7 @@ impl Materials for NodeMaterials {
                     }
                 }
             }
+            out.extend(keyring::of_node(&self.root_dir, image));
             out
         }
         .boxed()
@@ -232,61 +234,5 @@ impl Materials for NodeMaterials {
 
     fn on_disk(&self) -> BoxFuture<'_, Vec<String>> {
         async move { self.volumes.on_disk().await.into_iter().map(|p| p.uid).collect() }.boxed()
-    }
-}
-
-/// The registry host of an image name.
-fn registry(image: &str) -> &str {
-    match image.split_once('/') {
-        Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => host,
-        _ => "docker.io",
-    }
-}
-
-/// The credentials of a docker configuration that fit an image's registry.
-fn docker_auths(file: &[u8], image: &str) -> Vec<AuthConfig> {
-    let Ok(json) = serde_json::from_slice::<Value>(file) else { return Vec::new() };
-    let map = json.get("auths").unwrap_or(&json).as_object().cloned().unwrap_or_default();
-    let host = registry(image);
-    let fits = |key: &str| {
-        let key = key.trim_start_matches("https://").trim_start_matches("http://");
-        let entry = key.split('/').next().unwrap_or_default();
-        let docker = |h: &str| ["docker.io", "index.docker.io", "registry-1.docker.io"].contains(&h);
-        entry == host || (docker(entry) && docker(host))
-    };
-    map.iter()
-        .filter(|(key, _)| fits(key))
-        .map(|(key, entry)| {
-            let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-            let (mut username, mut password) = (text("username"), text("password"));
-            if username.is_empty()
-                && let Ok(bytes) = base64::engine::general_purpose::STANDARD.decode(text("auth"))
-                && let Some((u, p)) = String::from_utf8_lossy(&bytes).split_once(':')
-            {
-                (username, password) = (u.to_owned(), p.trim_end_matches('\0').to_owned());
-            }
-            AuthConfig {
-                username,
-                password,
-                server_address: key.clone(),
-                identity_token: text("identitytoken"),
-                ..AuthConfig::default()
-            }
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn credentials_fit_their_registry() {
-        let file = br#"{"auths": {"https://index.docker.io/v1/": {"auth": "YTpi"}, "reg.example:5000": {"username": "u", "password": "p"}}}"#;
-        let a = docker_auths(file, "nginx");
-        assert_eq!((a[0].username.as_str(), a[0].password.as_str()), ("a", "b"));
-        assert_eq!(docker_auths(file, "reg.example:5000/x:1")[0].username, "u");
-        assert!(docker_auths(file, "other.example/x").is_empty());
-        assert!(docker_auths(b"{", "x").is_empty());
     }
 }

@@ -273,6 +273,20 @@ impl Lab {
         Ok(PathBuf::from(self.status()?["folder"].as_str().unwrap_or_default()))
     }
 
+    /// A file or folder beside the labs, where `./dev test SUITE` puts what it fetches; skips the test where it is not.
+    pub fn fetched(&self, name: &str, variable: &str, what: &str, suite: &str) -> Result<PathBuf> {
+        let path = match std::env::var_os(variable) {
+            Some(path) => path.into(),
+            None => self.folder()?.with_file_name(name),
+        };
+        if path.exists() {
+            return Ok(path);
+        }
+        let path = path.display();
+        let text = format!("{what} is neither at {path} nor named by {variable}; './dev test {suite}' fetches it");
+        Err(Skip(text).into())
+    }
+
     /// A client of the API server, as an administrator.
     pub async fn client(&self) -> Result<Client> {
         self.not_on_guests("a way to the API server")?;

@@ -149,6 +149,15 @@ fn static_pod(lab: &Lab) -> Result<()> {
         Ok(pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() && status(&pod)["ready"] == true)
     })?;
     ensure!(lab.kubectl(&["logs", "fixed-node-1"])? == "static\n");
+    // A mistake in it leaves the pod alone, and is told with its place.
+    let id = status(&lab.json(&["get", "pod", "fixed-node-1"])?)["containerID"].clone();
+    lab.put("node-1", manifest, &STATIC.replace("containers:", "containers: 5\n  other:"))?;
+    let path = "jsonpath={.items[?(@.reason==\"InvalidStaticPodManifest\")].message}";
+    lab.until("the mistake is told", 30, || {
+        let told = lab.kubectl(&["get", "events", "-A", "-o", path])?;
+        Ok(told.contains("fixed.yaml:") && told.contains("the pod from its former content runs on"))
+    })?;
+    ensure!(status(&lab.json(&["get", "pod", "fixed-node-1"])?)["containerID"] == id, "the pod was touched");
     lab.remove("node-1", manifest)?;
     lab.until("it is gone with its manifest", 60, || {
         let list = lab.kubectl(&["get", "pods"])?;

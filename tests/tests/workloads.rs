@@ -6,6 +6,8 @@ mod container;
 mod jobs;
 #[path = "workloads/probes.rs"]
 mod probes;
+#[path = "workloads/registry.rs"]
+mod registry;
 #[path = "workloads/volumes.rs"]
 mod volumes;
 
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         ("pods_that_do_not_fit_are_refused_or_wait_for_room", container::admission),
         ("host_network_is_the_nodes", container::host_network),
         ("images_are_pulled_always_never_or_when_missing", container::pulls),
+        ("pulls_use_credentials_and_a_stalled_registry_holds_nobody_else", registry::registry),
         ("termination_messages_come_from_the_file_or_the_log", container::last_words),
         ("downward_and_projected_volumes_follow_their_sources", volumes::projected),
         ("sub_paths_are_files_and_folders_of_a_volume", volumes::sub_paths),

@@ -29,7 +29,8 @@ impl Share {
     pub(super) fn of(pod: &Pod) -> Self {
         let spec = pod::spec(pod);
         let mut ports = BTreeSet::new();
-        for port in pod::main_containers(pod).iter().flat_map(|c| c.ports.iter().flatten()) {
+        let sidecars = pod::init_containers(pod).iter().filter(|c| pod::is_sidecar(c));
+        for port in pod::main_containers(pod).iter().chain(sidecars).flat_map(|c| c.ports.iter().flatten()) {
             if let Some(number) = port.host_port.filter(|number| *number > 0) {
                 let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".into());
                 ports.insert((port.host_ip.clone().unwrap_or_default(), protocol, number));
@@ -145,10 +146,16 @@ pub(super) fn unsuited<'a>(
     None
 }
 
-/// Which pods must go so that a critical one fits: those of lowest priority first, and no more than needed. `None` when all of them would not do.
+/// Whether a pod may be ended for a critical one (upstream's `Preemptable`).
+fn yields(other: &Share, critical: &Share) -> bool {
+    let system = |share: &Share| share.priority >= pod::SYSTEM_CRITICAL_PRIORITY;
+    !other.critical || (system(other) && system(critical) && other.priority < critical.priority)
+}
+
+/// Which pods must go so that a critical one fits: those that are not critical, and among the system's those of lower priority; of lowest priority first,
+/// and no more than needed. `None` when all of them would not do.
 pub(super) fn victims(share: &Share, others: &BTreeMap<String, Share>, facts: &NodeFacts) -> Option<Vec<String>> {
-    let mut weaker: Vec<(&String, &Share)> =
-        others.iter().filter(|(_, o)| !o.critical && !o.ending && o.priority < share.priority.max(1)).collect();
+    let mut weaker: Vec<(&String, &Share)> = others.iter().filter(|(_, o)| !o.ending && yields(o, share)).collect();
     // Of equal ones the largest first: fewer go.
     weaker.sort_by_key(|(_, o)| {
         (o.priority, std::cmp::Reverse(o.requests.milli_cpu), std::cmp::Reverse(o.requests.memory))
@@ -261,5 +268,14 @@ mod tests {
         assert_eq!(victims(&critical, &others, &facts), None);
         let small = Share { requests: Share::of(&asks("100m")).requests, ..critical };
         assert_eq!(victims(&small, &others, &facts).unwrap(), ["a"]);
+        // A static pod without a priority displaces others whatever theirs is; a node's part displaces a cluster's.
+        others.get_mut("a").unwrap().priority = 1000;
+        let fixed = Share { priority: 0, ..small };
+        assert_eq!(victims(&fixed, &others, &facts).unwrap(), ["b"]);
+        let cluster = Share { priority: 2_000_000_000, critical: true, ..Share::of(&asks("2")) };
+        let node = Share { priority: 2_000_001_000, critical: true, ..Share::of(&asks("1")) };
+        let only: BTreeMap<String, Share> = [("k".to_owned(), cluster.clone())].into();
+        assert_eq!(victims(&node, &only, &facts).unwrap(), ["k"]);
+        assert_eq!(victims(&cluster, &[("n".to_owned(), node)].into(), &facts), None);
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::clock;
 use crate::pod;
@@ -22,6 +22,8 @@ use check::{Share, lack, unsuited, victims};
 
 /// How long a pod waits for what ending pods still hold: the usual grace.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
+/// How long a pod whose node does not suit it waits for news of the node's object: labels and taints may just have changed, and a scheduler is quick.
+const NEWS_WAIT: Duration = Duration::from_secs(2);
 /// Pause between two looks of a pod that waits.
 pub const ROOM_LOOK: Duration = Duration::from_millis(200);
 
@@ -39,8 +41,10 @@ pub enum Verdict {
 #[derive(Default)]
 struct State {
     held: BTreeMap<String, Share>,
-    /// Since when a pod waits, nanoseconds since the epoch.
+    /// Since when a pod waits for room, nanoseconds since the epoch.
     waiting: BTreeMap<String, i64>,
+    /// Since when a pod waits for news of the node's object.
+    doubting: BTreeMap<String, i64>,
 }
 
 /// The places of a node.
@@ -50,13 +54,20 @@ pub struct Ledger {
     node: watch::Receiver<Option<Arc<Node>>>,
     state: Mutex<State>,
     displaced: watch::Sender<BTreeSet<String>>,
+    stale: Arc<Notify>,
 }
 
 impl Ledger {
     /// The ledger of a node on which nothing runs yet.
     #[must_use]
     pub fn new(facts: NodeFacts, node: watch::Receiver<Option<Arc<Node>>>) -> Self {
-        Self { facts, node, state: Mutex::default(), displaced: watch::Sender::default() }
+        Self { facts, node, state: Mutex::default(), displaced: watch::Sender::default(), stale: Arc::default() }
+    }
+
+    /// Told when a decision depends on the node's object being as the API has it now.
+    #[must_use]
+    pub fn stale(&self) -> Arc<Notify> {
+        self.stale.clone()
     }
 
     /// The UIDs of pods that have to go for a critical one.
@@ -79,28 +90,47 @@ impl Ledger {
 
     /// Notes a pod that has its place already.
     pub fn hold(&self, pod: &Pod) {
-        self.state.lock().held.entry(pod::uid(pod).to_owned()).or_insert_with(|| Share::of(pod));
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        let ending = pod::is_deleted(pod) || pod::is_terminal_phase(phase);
+        let share = || Share { ending, ..Share::of(pod) };
+        self.state.lock().held.entry(pod::uid(pod).to_owned()).or_insert_with(share);
     }
 
     /// Asks for a place.
     pub fn ask(&self, pod: &Pod) -> Verdict {
         let (uid, share, facts) = (pod::uid(pod), Share::of(pod), self.facts());
+        let now = clock::now();
+        let waited = |since: &mut BTreeMap<String, i64>| {
+            let since = *since.entry(uid.to_owned()).or_insert(now);
+            Duration::from_nanos(now.abs_diff(since))
+        };
         let mut state = self.state.lock();
         if state.held.contains_key(uid) {
             return Verdict::Admitted;
         }
-        let staying = || state.held.values().filter(|other| !other.ending);
         // Ports of an ending pod are taken until it has ended, but it will.
-        if let Some(refusal) = unsuited(pod, &share, staying(), &facts) {
+        let unfit = unsuited(pod, &share, state.held.values().filter(|other| !other.ending), &facts);
+        if let Some(refusal) = unfit {
+            let by_object = ["NodeAffinity", "TaintToleration"].contains(&refusal.reason.as_str());
+            if by_object && !pod::is_static(pod) {
+                if !state.doubting.contains_key(uid) {
+                    self.stale.notify_one();
+                }
+                if waited(&mut state.doubting) < NEWS_WAIT {
+                    return Verdict::Soon;
+                }
+            }
+            state.doubting.remove(uid);
             return Verdict::Refused(refusal);
         }
+        state.doubting.remove(uid);
         let all = || state.held.values();
         if lack(&share, all(), &facts).is_none() && unsuited(pod, &share, all(), &facts).is_none() {
             state.waiting.remove(uid);
             state.held.insert(uid.to_owned(), share);
             return Verdict::Admitted;
         }
-        if let Some(short) = lack(&share, staying(), &facts) {
+        if let Some(short) = lack(&share, state.held.values().filter(|other| !other.ending), &facts) {
             let going = if share.critical { victims(&share, &state.held, &facts) } else { None };
             let Some(going) = going else { return Verdict::Refused(short.refusal()) };
             for uid in &going {
@@ -110,9 +140,7 @@ impl Ledger {
             }
             self.displaced.send_modify(|displaced| displaced.extend(going));
         }
-        let now = clock::now();
-        let since = *state.waiting.entry(uid.to_owned()).or_insert(now);
-        if Duration::from_nanos(now.abs_diff(since)) < ROOM_WAIT || share.critical {
+        if waited(&mut state.waiting) < ROOM_WAIT || share.critical {
             return Verdict::Soon;
         }
         state.waiting.remove(uid);
@@ -129,6 +157,7 @@ impl Ledger {
     pub fn ending(&self, uid: &str) {
         let mut state = self.state.lock();
         state.waiting.remove(uid);
+        state.doubting.remove(uid);
         if let Some(share) = state.held.get_mut(uid) {
             share.ending = true;
         }
@@ -138,6 +167,7 @@ impl Ledger {
     pub fn release(&self, uid: &str) {
         let mut state = self.state.lock();
         state.waiting.remove(uid);
+        state.doubting.remove(uid);
         state.held.remove(uid);
         drop(state);
         self.displaced.send_if_modified(|displaced| displaced.remove(uid));
@@ -215,5 +245,17 @@ mod tests {
         let requests = serde_json::from_value(json!({"requests": {"example.com/x": "2"}})).unwrap();
         greedy.spec.as_mut().unwrap().containers[0].resources = Some(requests);
         assert!(matches!(ledger.ask(&greedy), Verdict::Refused(r) if r.reason == "OutOfexample.com/x"));
+        // A label may just have been set: the object is looked at again before the refusal is final.
+        let mut elsewhere = asks("d", "100m", 0);
+        elsewhere.spec.as_mut().unwrap().node_selector = Some([("zone".to_owned(), "b".to_owned())].into());
+        assert_eq!(ledger.ask(&elsewhere), Verdict::Soon);
+        ledger.state.lock().doubting.insert("d".into(), 0);
+        assert!(matches!(ledger.ask(&elsewhere), Verdict::Refused(r) if r.reason == "NodeAffinity"));
+        // A pod that is known as ending holds its place only until it has ended.
+        let mut leaving = asks("e", "1900m", 0);
+        leaving.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(clock::timestamp()));
+        ledger.hold(&leaving);
+        assert_eq!(ledger.ask(&asks("f", "500m", 0)), Verdict::Soon);
     }
 }

@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tokio::sync::{mpsc, oneshot};
@@ -65,7 +66,9 @@ struct Files {
 
 impl Files {
     fn open(folder: &Path) -> std::io::Result<Self> {
-        std::fs::create_dir_all(folder)?;
+        // What hooks and probes print may be secret.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o700))?;
         let number = segments(folder).last().map_or(0, |(number, _)| *number);
         let (mut file, mut length) = append(folder, number)?;
         // A line torn by a crash must not swallow the next one.

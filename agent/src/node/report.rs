@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -55,6 +55,8 @@ pub struct Reporter {
     pub uid: watch::Sender<Option<String>>,
     /// The node's pod ranges, `None` until the API server has told.
     pub ranges: watch::Sender<Option<Vec<ipnet::IpNet>>>,
+    /// Somebody needs the node object as it is now.
+    pub stale: Arc<Notify>,
     /// The node object, for others in this process.
     pub object: watch::Sender<Option<Arc<Node>>>,
 }
@@ -209,6 +211,7 @@ impl Reporter {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = self.readiness.changed() => {}
+                () = self.stale.notified() => {}
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -302,6 +305,7 @@ mod tests {
             readiness: readiness.subscribe(),
             uid: watch::Sender::new(None),
             ranges: watch::Sender::new(Some(vec!["10.244.0.0/24".parse().expect("a range")])),
+            stale: Arc::default(),
             object: watch::Sender::new(None),
         }
     }

@@ -226,6 +226,10 @@ pub fn node(config: &Config, name: &str, facts: &MachineFacts, status: NodeStatu
 pub fn differs(old: &Value, new: &Value) -> bool {
     let calm = |status: &Value| {
         let mut status = status.clone();
+        if let Some(list) = status["conditions"].as_array_mut() {
+            // A patch cannot change their order, and a stock API server puts new ones first.
+            list.sort_by_key(|condition| condition["type"].as_str().unwrap_or_default().to_owned());
+        }
         for condition in status["conditions"].as_array_mut().into_iter().flatten() {
             condition.as_object_mut().map(|fields| fields.remove("lastHeartbeatTime"));
         }

@@ -21,7 +21,7 @@ use tonic::{Code, Response, Status};
 use crate::metrics::Metrics;
 use crate::network::starting::Starting;
 
-use super::exec_scope::{self, ExecScope, ExecStarted};
+use super::exec_scope::{ExecScope, Execs};
 use super::identity::{
     CONTAINER_HASH, CONTAINER_NAME, CONTAINER_RESTART_COUNT, POD_NAME, POD_NAMESPACE, POD_UID,
     TERMINATION_MESSAGE_PATH, TERMINATION_MESSAGE_POLICY,
@@ -40,11 +40,6 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(120);
 pub const SANDBOX_DEADLINE: Duration = Duration::from_secs(240);
 /// Deadline of a cheap read: nothing may wait minutes for a listing.
 pub(super) const READ_DEADLINE: Duration = Duration::from_secs(30);
-/// Events of started execs that may wait for a reader.
-const EXEC_EVENTS: usize = 64;
-/// How long an exec waits for the event of a process with its own command; then the only other one it has seen is it (commands that start others in
-/// their place have other arguments).
-const EXEC_MATCH: Duration = Duration::from_millis(500);
 /// Pulls have no deadline of their own upstream; one hour keeps a dead registry from holding a slot for ever.
 const PULL_DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -53,8 +48,7 @@ pub struct CriRuntime {
     endpoint: Arc<str>,
     metrics: Metrics,
     starting: Arc<Starting>,
-    execs: broadcast::Sender<ExecStarted>,
-    cgroup_tree: Option<PathBuf>,
+    pub(super) execs: Execs,
     pub(super) runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
 }
@@ -87,8 +81,7 @@ impl CriRuntime {
             endpoint: endpoint.into(),
             metrics,
             starting: Arc::default(),
-            execs: broadcast::Sender::new(EXEC_EVENTS),
-            cgroup_tree: exec_scope::tree(),
+            execs: Execs::default(),
             runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
@@ -100,35 +93,14 @@ impl CriRuntime {
 
     /// Where events of started execs go.
     #[must_use]
-    pub fn execs(&self) -> broadcast::Sender<ExecStarted> {
-        self.execs.clone()
+    pub fn execs(&self) -> broadcast::Sender<super::exec_scope::ExecStarted> {
+        self.execs.events()
     }
 
     /// Sandboxes that are being made.
     #[must_use]
     pub fn starting(&self) -> Arc<Starting> {
         self.starting.clone()
-    }
-
-    /// The cgroup of a command that is about to start in a container, once the runtime's event has told its process.
-    async fn exec_scope(&self, id: &str, command: &[String]) -> Option<ExecScope> {
-        let tree = self.cgroup_tree.as_deref()?;
-        let mut events = self.execs.subscribe();
-        let mut other = None;
-        let begun = tokio::time::Instant::now();
-        let started = loop {
-            match tokio::time::timeout_at(begun + EXEC_MATCH, events.recv()).await {
-                Ok(Ok(started)) if started.container != id => {}
-                Ok(Ok(started)) if exec_scope::runs(started.pid, command) => break started,
-                Ok(Ok(started)) => other = if other.is_none() { Some(started) } else { return None },
-                Ok(Err(broadcast::error::RecvError::Lagged(_))) => {}
-                Ok(Err(broadcast::error::RecvError::Closed)) => return None,
-                Err(_) => break other?,
-            }
-        };
-        ExecScope::enter(tree, &started)
-            .inspect_err(|error| tracing::debug!("no cgroup for an exec in {id}: {error}"))
-            .ok()
     }
 
     /// Gives a call its deadline; boxed, because a request's future is tens of kilobytes.
@@ -523,7 +495,7 @@ impl Runtime for CriRuntime {
             let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
             let request = api::ExecSyncRequest { container_id: id.into(), cmd: command.clone(), timeout: seconds };
             let limit = if seconds == 0 { CALL_DEADLINE } else { timeout + READ_DEADLINE };
-            let scope = self.exec_scope(id, &command);
+            let scope = self.execs.scope(id, &command);
             let call = self.call("ExecSync", limit, {
                 let mut client = self.runtime.clone();
                 async move { client.exec_sync(request).await }
@@ -650,7 +622,11 @@ async fn until<T>(
                 let late = RuntimeError::Deadline { call: "ExecSync", limit: end };
                 return (if killed { Err(late) } else { answer }, found);
             }
-            new = &mut scope, if looking => (found, looking) = (new, false),
+            new = &mut scope, if looking => {
+                (found, looking) = (new, false);
+                // The time counts from the command's start, as the runtime has it: on a busy node that is long after the request.
+                late.as_mut().reset(tokio::time::Instant::now() + end);
+            }
             () = &mut late, if found.is_some() => {
                 if let Some(scope) = found.take() {
                     scope.kill().await;

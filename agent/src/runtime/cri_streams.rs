@@ -12,6 +12,7 @@ use super::{Call, RuntimeError};
 impl CriRuntime {
     pub(super) fn exec_stream<'a>(&'a self, id: &'a str, command: Vec<String>, options: Options) -> Call<'a, String> {
         async move {
+            self.execs.stream(id);
             let request = api::ExecRequest {
                 container_id: id.into(),
                 cmd: command,

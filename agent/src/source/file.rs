@@ -17,6 +17,8 @@ use tracing::{error, info, warn};
 
 use super::{PodSet, manifest};
 use crate::clock;
+use crate::events::Recorder;
+use crate::metrics::Metrics;
 use crate::pod;
 
 /// How long a burst of changes is gathered.
@@ -34,13 +36,21 @@ pub struct Folder {
     path: PathBuf,
     node: String,
     files: BTreeMap<PathBuf, Known>,
+    told: Option<(Arc<Recorder>, Metrics)>,
 }
 
 impl Folder {
     /// A folder (or a single file) that has not been read yet.
     #[must_use]
     pub fn new(path: &Path, node: &str) -> Self {
-        Self { path: path.to_owned(), node: node.to_owned(), files: BTreeMap::new() }
+        Self { path: path.to_owned(), node: node.to_owned(), files: BTreeMap::new(), told: None }
+    }
+
+    /// Tells of wrong files by events of the node and a metric.
+    #[must_use]
+    pub fn telling(mut self, recorder: Arc<Recorder>, metrics: Metrics) -> Self {
+        self.told = Some((recorder, metrics));
+        self
     }
 
     /// Reads what has changed; returns the pods of all files.
@@ -59,7 +69,14 @@ impl Folder {
                 continue;
             }
             known.stamp = Some(stamp);
-            Self::read(&path, &self.node, known);
+            let outcome = Self::read(&path, &self.node, known);
+            known.wrong = outcome.is_err();
+            if let (Err(message), Some(known)) = (outcome, self.files.get(&path)) {
+                self.refuse(known, &message);
+            }
+        }
+        if let Some((_, metrics)) = &self.told {
+            metrics.invalid_manifests(self.wrong());
         }
         let mut out = PodSet::new();
         let mut names = BTreeMap::new();
@@ -99,43 +116,35 @@ impl Folder {
         out
     }
 
-    fn read(path: &Path, node: &str, known: &mut Known) {
-        let wrong = |known: &mut Known, message: String| {
-            known.wrong = true;
-            let kept = if known.pods.is_empty() { "" } else { " (the pod from its former content runs on)" };
-            error!("static pod manifest not used{kept}: {message}");
-        };
-        let bytes = match std::fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(e) => return wrong(known, format!("{}: {e}", path.display())),
-        };
+    /// Takes a file's pods over; the error says why it cannot be used.
+    fn read(path: &Path, node: &str, known: &mut Known) -> Result<(), String> {
+        let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
         if bytes.len() > manifest::MAX_BYTES {
-            let message =
-                format!("{}: {} bytes; at most {} are read", path.display(), bytes.len(), manifest::MAX_BYTES);
-            return wrong(known, message);
+            let (length, most) = (bytes.len(), manifest::MAX_BYTES);
+            return Err(format!("{}: {length} bytes; at most {most} are read", path.display()));
         }
-        let text = match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(e) => {
-                return wrong(
-                    known,
-                    format!("{}: not UTF-8 from byte {}", path.display(), e.utf8_error().valid_up_to()),
-                );
-            }
+        let not_text = |e: std::string::FromUtf8Error| {
+            format!("{}: not UTF-8 from byte {}", path.display(), e.utf8_error().valid_up_to())
         };
+        let text = String::from_utf8(bytes).map_err(not_text)?;
         let seen = jiff::Timestamp::from_nanosecond(i128::from(clock::now())).map(|t| t.to_string());
-        match manifest::parse(path, &text, node, &seen.unwrap_or_default()) {
-            Err(e) => wrong(known, e.to_string()),
-            Ok(found) => {
-                known.wrong = false;
-                for text in found.unknown {
-                    error!("{text} (ignored)");
-                }
-                known.pods = found.pods.into_iter().map(|p| keep_same(&known.pods, p)).collect();
-                for pod in &known.pods {
-                    info!(file = %path.display(), pod = %pod::display(pod), "static pod");
-                }
-            }
+        let found = manifest::parse(path, &text, node, &seen.unwrap_or_default()).map_err(|e| e.to_string())?;
+        for text in found.unknown {
+            error!("{text} (ignored)");
+        }
+        known.pods = found.pods.into_iter().map(|p| keep_same(&known.pods, p)).collect();
+        for pod in &known.pods {
+            info!(file = %path.display(), pod = %pod::display(pod), "static pod");
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, known: &Known, message: &str) {
+        let kept = if known.pods.is_empty() { "" } else { " (the pod from its former content runs on)" };
+        let text = format!("static pod manifest not used{kept}: {message}");
+        error!("{text}");
+        if let Some((recorder, _)) = &self.told {
+            recorder.node("Warning", "InvalidStaticPodManifest", &text);
         }
     }
 

@@ -26,6 +26,11 @@ pub const OURS: [&str; 7] = [
     "PodResizeInProgress",
 ];
 
+/// Told by whoever ends a pod that would have gone on.
+pub const DISRUPTION: &str = "DisruptionTarget";
+/// Its reason when that is the node.
+pub const DISRUPTED_BY_NODE: &str = "TerminationByKubelet";
+
 /// A condition without times.
 struct Verdict {
     status: bool,
@@ -57,6 +62,8 @@ pub struct Inputs<'a> {
     pub sandbox_ready: bool,
     /// Whether the node itself has decided the pod's end (not the API by a deletion).
     pub node_ends_it: bool,
+    /// Why the node ends it for the sake of others, if it does.
+    pub disrupted: Option<&'a str>,
     /// The conditions as last known, for transition times.
     pub previous: &'a [PodCondition],
     /// Now.
@@ -79,7 +86,12 @@ pub fn conditions(inputs: &Inputs<'_>) -> Vec<PodCondition> {
         ("PodScheduled", Verdict::yes()),
     ];
     let mut out: Vec<PodCondition> = ours.into_iter().map(|(name, v)| finish(inputs, name, v)).collect();
-    out.extend(of_others(inputs.pod).cloned());
+    if let Some(message) = inputs.disrupted {
+        let verdict = Verdict { status: true, reason: Some(DISRUPTED_BY_NODE), message: Some(message.to_owned()) };
+        out.push(finish(inputs, DISRUPTION, verdict));
+    }
+    let theirs = of_others(inputs.pod).filter(|c| inputs.disrupted.is_none() || c.type_ != DISRUPTION);
+    out.extend(theirs.cloned());
     out
 }
 

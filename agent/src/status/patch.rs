@@ -6,6 +6,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::conditions::{DISRUPTED_BY_NODE, DISRUPTION};
+
 /// Merge keys of the lists in `PodStatus` and `NodeStatus` (from the API's `x-kubernetes-patch-merge-key`).
 fn merge_key(field: &str) -> Option<&'static str> {
     match field {
@@ -59,11 +61,14 @@ fn keep(base: &Value, ours: &mut Value, conditions: &[&str], fields: &[&str]) {
         };
     }
     let other = |condition: &Value| condition["type"].as_str().is_none_or(|kind| !conditions.contains(&kind));
-    let theirs: Vec<Value> =
-        base["conditions"].as_array().into_iter().flatten().filter(|condition| other(condition)).cloned().collect();
+    // Both may tell that a pod is disrupted.
+    let by_us = |condition: &Value| condition["type"] == DISRUPTION && condition["reason"] == DISRUPTED_BY_NODE;
     if let Some(list) = ours.get_mut("conditions").and_then(Value::as_array_mut) {
-        list.retain(|condition| !other(condition));
-        list.extend(theirs);
+        list.retain(|condition| !other(condition) || by_us(condition));
+        let theirs = base["conditions"].as_array().into_iter().flatten().filter(|condition| other(condition));
+        let more: Vec<Value> =
+            theirs.filter(|theirs| !list.iter().any(|o| o["type"] == theirs["type"])).cloned().collect();
+        list.extend(more);
     }
 }
 

@@ -26,6 +26,9 @@ pub struct Waiting {
     pub message: String,
 }
 
+/// Upstream's words in the condition of a pod that made room.
+const PREEMPTED: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
+
 /// An end that the node decided, with the status it leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeEnd {
@@ -60,19 +63,22 @@ pub struct Facts<'a> {
 pub fn pod_status(pod: &Pod, facts: &Facts<'_>) -> PodStatus {
     let has_init = !pod::init_containers(pod).is_empty();
     let default_reason = if has_init { "PodInitializing" } else { "ContainerCreating" };
-    let init: Vec<_> = pod::init_containers(pod)
+    let mut init: Vec<_> = pod::init_containers(pod)
         .iter()
         .map(|c| {
             let role = if pod::is_sidecar(c) { Role::Sidecar } else { Role::Init };
             container_status(pod, facts, c, role, default_reason)
         })
         .collect();
-    let main: Vec<_> =
+    let mut main: Vec<_> =
         pod::main_containers(pod).iter().map(|c| container_status(pod, facts, c, Role::Main, default_reason)).collect();
     let ephemeral: Vec<_> = pod::ephemeral_containers(pod)
         .iter()
         .map(|e| container_status(pod, facts, &pod::ephemeral_as_container(e), Role::Ephemeral, "ContainerCreating"))
         .collect();
+    if facts.terminal {
+        mark_lost(pod, &mut init, &mut main);
+    }
     let now = Time(facts.now);
     let phase = final_phase(pod, facts, &init, &main);
     let sandbox_ready = facts.record.ready_sandbox().is_some_and(|s| pod::host_network(pod) || !s.ips.is_empty());
@@ -84,6 +90,7 @@ pub fn pod_status(pod: &Pod, facts: &Facts<'_>) -> PodStatus {
         main: &main,
         sandbox_ready,
         node_ends_it: facts.node_end.is_some(),
+        disrupted: facts.node_end.filter(|end| end.reason == "Preempting").map(|_| PREEMPTED),
         previous: previous_conditions,
         now: &now,
     });
@@ -266,6 +273,26 @@ fn from_record(facts: &Facts<'_>, record: &ContainerRecord, status: &mut Contain
         });
 }
 
+/// Of a pod that will not run again, containers whose end nobody knows count as failed. Those whose turn had not come are no such: main ones before
+/// initialisation was over, init containers after the last one that was tried (upstream `TerminatePod`).
+fn mark_lost(pod: &Pod, init: &mut [ContainerStatus], main: &mut [ContainerStatus]) {
+    let ended = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
+    let waiting = |status: &ContainerStatus| status.state.as_ref().is_none_or(|state| state.waiting.is_some());
+    let initialized = match (pod::init_containers(pod).last(), init.last()) {
+        (Some(last), Some(status)) if pod::is_sidecar(last) => status.started == Some(true),
+        (Some(_), Some(status)) => {
+            let end = status.state.as_ref().and_then(|state| state.terminated.as_ref());
+            end.is_some_and(|end| end.exit_code == 0)
+        }
+        _ => true,
+    };
+    let tried = init.iter().rposition(|status| !waiting(status)).map_or(1, |last| last + 1).min(init.len());
+    let main = if initialized { main } else { &mut [] };
+    for status in init[..tried].iter_mut().chain(main).filter(|status| !ended(status)) {
+        status.state = Some(lost_state(status));
+    }
+}
+
 fn without_record(
     facts: &Facts<'_>,
     old: Option<&ContainerStatus>,
@@ -273,12 +300,7 @@ fn without_record(
     status: &mut ContainerStatus,
 ) {
     status.state = Some(waiting_state(default_reason, None));
-    let Some(old) = old else {
-        if facts.terminal {
-            status.state = Some(lost_state(status));
-        }
-        return;
-    };
+    let Some(old) = old else { return };
     let state = old.state.as_ref();
     if state.is_some_and(|s| s.terminated.is_some()) {
         status.state.clone_from(&old.state);
@@ -291,9 +313,6 @@ fn without_record(
         }
     } else {
         status.last_state.clone_from(&old.last_state);
-        if facts.terminal {
-            status.state = Some(lost_state(old));
-        }
     }
     if old.container_id.is_some() {
         status.image.clone_from(&old.image);

@@ -114,6 +114,46 @@ fn terminal_phases_stay() {
     assert_eq!(again.container_statuses, s.container_statuses);
 }
 
+/// States at the end of a pod of two init containers and a main one, of which only these have records.
+fn at_the_end(records: Vec<ContainerRecord>) -> Vec<String> {
+    let p = pod(
+        json!({"restartPolicy": "Never", "initContainers": [{"name": "a"}, {"name": "b"}], "containers": [{"name": "m"}]}),
+    );
+    let record = PodRecord { containers: records, ..PodRecord::default() };
+    let facts = Facts {
+        record: &record,
+        memory: &Memory::default(),
+        waiting: &BTreeMap::new(),
+        previous: &PodStatus::default(),
+        host_ips: &[],
+        terminal: true,
+        node_end: None,
+        now: Timestamp::from_second(100).unwrap(),
+    };
+    let status = pod_status(&p, &facts);
+    let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    all.map(|s| {
+        let state = s.state.as_ref().unwrap();
+        let ended = state.terminated.as_ref().map(|t| format!("{} {}", t.reason.as_deref().unwrap_or(""), t.exit_code));
+        ended.or_else(|| state.waiting.as_ref()?.reason.clone()).unwrap_or_default()
+    })
+    .collect()
+}
+
+#[test]
+fn only_what_had_its_turn_is_lost_at_the_end() {
+    let ended = |name: &str, code: i32| ContainerRecord {
+        name: name.into(),
+        reason: "Done".into(),
+        ..record(ContainerState::Exited, code)
+    };
+    let lost = "ContainerStatusUnknown 137";
+    assert_eq!(at_the_end(vec![]), [lost, "PodInitializing", "PodInitializing"]);
+    assert_eq!(at_the_end(vec![ended("a", 3)]), ["Done 3", "PodInitializing", "PodInitializing"]);
+    assert_eq!(at_the_end(vec![ended("b", 3)]), [lost, "Done 3", "PodInitializing"]);
+    assert_eq!(at_the_end(vec![ended("a", 0), ended("b", 0)]), ["Done 0", "Done 0", lost]);
+}
+
 #[test]
 fn transition_times_move_only_with_the_status() {
     let p = pod(json!({"containers": [{"name": "m"}]}));

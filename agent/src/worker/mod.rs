@@ -136,6 +136,8 @@ pub(crate) struct Worker {
     admitted: bool,
     /// It waits for one.
     admission: Option<Doing>,
+    /// It may not run here.
+    rejected: bool,
     /// Calls that are never cut short.
     calls: Whole,
 }
@@ -175,6 +177,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
         fresh: None,
         admitted: false,
         admission: None,
+        rejected: false,
         calls: Whole::default(),
     };
     worker.node.flight.seen(&worker.pod);
@@ -193,6 +196,8 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
             () = stop.cancelled() => None,
             // Work that only makes the pod run is dropped when the pod has to end.
             _ = watcher.wait_for(Desired::ends) => continue,
+            // Nor does it hold up a critical pod.
+            Ok(_) = displaced.wait_for(|list| list.contains(&uid)) => Some(Next::Finished),
             next = worker.sync() => Some(next),
         };
         let Some(next) = next else {
@@ -200,6 +205,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
             return Outcome::AgentStops;
         };
         worker.node.metrics.pass("sync", began.elapsed());
+        worker.displaced();
         let Next::At(at) = next else { break };
         // What the pass itself has read back is no news; anything newer is.
         if !Arc::ptr_eq(&records.borrow_and_update(), &worker.seen) {
@@ -265,7 +271,13 @@ impl Worker {
             node_end: self.end.as_ref(),
             now: clock::timestamp(),
         };
-        let status = pod_status(&self.pod, &facts);
+        let mut status = pod_status(&self.pod, &facts);
+        if self.rejected {
+            // Nothing was ever made of it (upstream's `rejectPod`).
+            status.container_statuses = None;
+            status.init_container_statuses = None;
+            status.ephemeral_container_statuses = None;
+        }
         let phase = status.phase.as_deref().and_then(Phase::parse).unwrap_or(Phase::Pending);
         if phase == Phase::Running
             && let Some(since) = self.fresh.take()
@@ -374,7 +386,7 @@ impl Worker {
     /// Whether the pod has to make room for a critical one.
     fn displaced(&mut self) -> bool {
         let displaced = self.node.ledger.displaced().borrow().contains(self.uid());
-        if displaced {
+        if displaced && self.end.is_none() {
             let message = "Preempted in order to admit critical pod";
             self.node.recorder.pod(&self.pod, "Warning", "Preempting", message);
             self.end = Some(NodeEnd { reason: "Preempting".into(), message: message.into() });
@@ -408,6 +420,7 @@ impl Worker {
                 self.node.recorder.pod(&self.pod, "Warning", &why.reason, &why.message);
                 let message = format!("Pod was rejected: {}", why.message);
                 self.end = Some(NodeEnd { reason: why.reason.clone(), message });
+                self.rejected = true;
             }
         }
         verdict

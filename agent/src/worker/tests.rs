@@ -268,6 +268,7 @@ async fn who_does_not_fit_is_refused_and_who_runs_is_never_judged_again() {
     let message =
         "Pod was rejected: Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000";
     assert_eq!(status.message.as_deref(), Some(message));
+    assert_eq!(status.container_statuses, None);
     // An agent that starts anew on a smaller node.
     first.stop.cancel();
     first.task.await.unwrap();
@@ -298,6 +299,8 @@ async fn a_critical_pod_takes_the_place_of_a_weaker_one() {
     tokio::time::timeout(Duration::from_secs(5), seen("u1", "Running")).await.unwrap();
     let status = b.node.statuses.get("u2").unwrap();
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("Preempting")));
+    let disrupted = status.conditions.as_ref().unwrap().iter().find(|c| c.type_ == "DisruptionTarget").unwrap();
+    assert_eq!(disrupted.reason.as_deref(), Some("TerminationByKubelet"));
     for r in [weak, critical] {
         r.stop.cancel();
     }

@@ -1,35 +1,18 @@
 //! Other clients: Debian's kubectl 1.20 (SPDY), the Python client (WebSocket channels). `./dev test` fetches both.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use keelson_tests::lab::{Lab, Space, run};
-use keelson_tests::suite::Skip;
 
 use super::remote::{finish, text, there_and_back};
 use super::{forward, full, more, pods};
 
-/// A file or folder beside the labs, where `./dev test` puts what it fetches.
-fn fetched(lab: &Lab, name: &str, variable: &str, what: &str) -> Result<PathBuf> {
-    let path = match std::env::var_os(variable) {
-        Some(path) => path.into(),
-        None => lab.folder()?.with_file_name(name),
-    };
-    if path.exists() {
-        return Ok(path);
-    }
-    Err(Skip(format!(
-        "{what} is neither at {} nor named by {variable}; './dev test streams' fetches it",
-        path.display()
-    ))
-    .into())
-}
-
 pub fn old_kubectl(lab: &Lab) -> Result<()> {
-    let program = fetched(lab, ".kubectl-1.20/usr/bin/kubectl", "KEELSON_OLD_KUBECTL", "Debian's kubectl 1.20")?;
+    let program =
+        lab.fetched(".kubectl-1.20/usr/bin/kubectl", "KEELSON_OLD_KUBECTL", "Debian's kubectl 1.20", "streams")?;
     let space = pods(lab, "old-kubectl")?;
     let kubeconfig = lab.folder()?.join("kubeconfig");
     let kubectl = |arguments: &[&str], input: &[u8]| {
@@ -66,7 +49,7 @@ pub fn old_kubectl(lab: &Lab) -> Result<()> {
 }
 
 fn with_python(lab: &Lab) -> Result<Command> {
-    let packages = fetched(lab, ".python-client", "KEELSON_PYTHON_CLIENT", "the Python client")?;
+    let packages = lab.fetched(".python-client", "KEELSON_PYTHON_CLIENT", "the Python client", "streams")?;
     let mut command = Command::new("python3");
     command.env("PYTHONPATH", packages).env("KUBECONFIG", lab.folder()?.join("kubeconfig"));
     Ok(command)

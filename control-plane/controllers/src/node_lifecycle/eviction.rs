@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, Taint};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
@@ -60,8 +60,12 @@ impl Since {
 
 /// When the pod started to be on its node, as far as it tells.
 fn arrived(pod: &Pod) -> Option<Timestamp> {
-    let started = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
-    started.or(pod.metadata.creation_timestamp.as_ref()).map(|t| t.0)
+    let status = pod.status.as_ref();
+    let started = status.and_then(|s| s.start_time.as_ref());
+    // Until its agent has spoken: when it was bound, which may be long after it was made.
+    let scheduled = |condition: &&PodCondition| condition.type_ == "PodScheduled" && condition.status == "True";
+    let bound = status.and_then(|s| s.conditions.iter().flatten().find(scheduled)?.last_transition_time.as_ref());
+    started.or(bound).or(pod.metadata.creation_timestamp.as_ref()).map(|t| t.0)
 }
 
 /// When the pod must leave because of these taints.
@@ -132,16 +136,21 @@ mod tests {
 
     #[test]
     fn a_pod_that_comes_later_stays_as_long_as_any() {
-        let pod: Pod = serde_json::from_value(json!({
-            "spec": {"containers": [], "tolerations": [{"operator": "Exists", "tolerationSeconds": 30}]},
-            "status": {"startTime": "2026-01-01T00:01:30Z"},
-        }))
-        .unwrap();
-        let taint: Taint =
-            serde_json::from_value(json!({"key": "a", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}))
-                .unwrap();
-        let now = "2026-01-01T00:01:40Z".parse().unwrap();
-        assert_eq!(leave(&pod, &[taint], now), Leave::In(Duration::from_secs(20)));
+        let bound = json!([{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:01:30Z"}]);
+        // Started, and bound to a node whose agent has not spoken yet.
+        for status in [json!({"startTime": "2026-01-01T00:01:30Z"}), json!({"conditions": bound})] {
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"},
+                "spec": {"containers": [], "tolerations": [{"operator": "Exists", "tolerationSeconds": 30}]},
+                "status": status,
+            }))
+            .unwrap();
+            let taint: Taint =
+                serde_json::from_value(json!({"key": "a", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}))
+                    .unwrap();
+            let now = "2026-01-01T00:01:40Z".parse().unwrap();
+            assert_eq!(leave(&pod, &[taint], now), Leave::In(Duration::from_secs(20)), "{status}");
+        }
     }
 
     #[test]
