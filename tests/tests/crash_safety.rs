@@ -249,7 +249,9 @@ fn unsettled(pod: &Value, strict: bool) -> Option<String> {
         return Some(format!("{name} is being deleted"));
     }
     let status = &pod["status"]["containerStatuses"][0];
-    let again = strict && status["restartCount"] != 0;
+    // A start that was under way when the agent died is cancelled in the runtime, as with upstream: that container never ran.
+    let never_ran = status["restartCount"] == 1 && status["lastState"]["terminated"]["reason"] == "StartError";
+    let again = strict && status["restartCount"] != 0 && !never_ran;
     (status["ready"] != true || again).then(|| format!("{name}: {status}"))
 }
 
