@@ -258,7 +258,6 @@ pub async fn run(
     let first = node::ask(runtime.as_ref(), &Readiness::default()).await;
     let network_state = watch::Sender::new(first.network.clone());
     let readiness = watch::Sender::new(first);
-    let told = metrics.clone();
     let statuses = Arc::new(Statuses::default());
     let context = Arc::new(NodeContext {
         images: Images::new(runtime.clone(), recorder.clone(), config.kubelet.parallel_pulls()),
@@ -294,8 +293,7 @@ pub async fn run(
         node::watch_health(runtime.clone(), readiness, network_state, trouble.subscribe(), poke.clone(), stop.clone()),
     );
 
-    let folder = |path: &PathBuf| file::Folder::new(path, &name).telling(recorder.clone(), told.clone());
-    let file_feed = start_file_source(&config, folder, &tasks, &stop);
+    let file_feed = start_file_source(&config, &name, &context, &tasks, &stop);
     let api_feed = client.clone().map(|client| {
         let (tx, rx) = watch::channel(None);
         tasks.spawn("api-source", api::run(client, name.clone(), tx, stop.clone()));
@@ -382,11 +380,13 @@ async fn first_list(pleg: &Arc<Pleg>, stop: &CancellationToken) {
 
 fn start_file_source(
     config: &Config,
-    folder: impl FnOnce(&PathBuf) -> file::Folder,
+    name: &str,
+    node: &NodeContext,
     tasks: &Tasks,
     stop: &CancellationToken,
 ) -> Option<Feed> {
-    let folder = folder(config.kubelet.static_pod_path.as_ref()?);
+    let path = config.kubelet.static_pod_path.as_ref()?;
+    let folder = file::Folder::new(path, name).telling(node.recorder.clone(), node.metrics.clone());
     let (tx, rx) = watch::channel(None);
     tasks.spawn("file-source", file::run(folder, config.kubelet.file_check_frequency.0, tx, stop.clone()));
     Some(rx)

@@ -197,8 +197,7 @@ impl Manager {
     fn keep_places(&self, wanted: &PodSet) {
         for (uid, pod) in wanted.iter().filter(|(uid, _)| !self.workers.contains_key(*uid) && !self.gone.contains(*uid))
         {
-            let held = |record: Arc<PodRecord>| !record.sandboxes.is_empty() || !record.containers.is_empty();
-            if self.node.pleg.get(uid).is_some_and(held) {
+            if self.node.pleg.get(uid).is_some_and(|record| !record.is_empty()) {
                 self.node.ledger.hold(pod);
             }
         }

@@ -114,10 +114,7 @@ impl Pleg {
     #[must_use]
     pub fn all(&self) -> Vec<Arc<PodRecord>> {
         let pods = self.pods.lock();
-        pods.values()
-            .map(|e| e.tx.borrow().clone())
-            .filter(|r| !r.sandboxes.is_empty() || !r.containers.is_empty())
-            .collect()
+        pods.values().map(|e| e.tx.borrow().clone()).filter(|r| !r.is_empty()).collect()
     }
 
     /// Changes whenever a pod appears in the runtime or vanishes from it.
@@ -131,7 +128,7 @@ impl Pleg {
         let mut pods = self.pods.lock();
         if pods.get(uid).is_some_and(|e| {
             let r = e.tx.borrow();
-            r.sandboxes.is_empty() && r.containers.is_empty() && e.tx.receiver_count() == 0
+            r.is_empty() && e.tx.receiver_count() == 0
         }) {
             pods.remove(uid);
         }

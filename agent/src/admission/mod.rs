@@ -47,6 +47,14 @@ struct State {
     doubting: BTreeMap<String, i64>,
 }
 
+impl State {
+    /// A pod waits for nothing any more.
+    fn settle(&mut self, uid: &str) {
+        self.waiting.remove(uid);
+        self.doubting.remove(uid);
+    }
+}
+
 /// The places of a node.
 pub struct Ledger {
     facts: NodeFacts,
@@ -125,11 +133,12 @@ impl Ledger {
         }
         state.doubting.remove(uid);
         let all = || state.held.values();
-        if lack(&share, all(), &facts).is_none() && unsuited(pod, &share, all(), &facts).is_none() {
+        let short = lack(&share, all(), &facts).map(|short| short.refusal());
+        let Some(blocked) = short.or_else(|| unsuited(pod, &share, all(), &facts)) else {
             state.waiting.remove(uid);
             state.held.insert(uid.to_owned(), share);
             return Verdict::Admitted;
-        }
+        };
         if let Some(short) = lack(&share, state.held.values().filter(|other| !other.ending), &facts) {
             let going = if share.critical { victims(&share, &state.held, &facts) } else { None };
             let Some(going) = going else { return Verdict::Refused(short.refusal()) };
@@ -144,20 +153,13 @@ impl Ledger {
             return Verdict::Soon;
         }
         state.waiting.remove(uid);
-        match lack(&share, state.held.values(), &facts) {
-            Some(short) => Verdict::Refused(short.refusal()),
-            None => Verdict::Refused(unsuited(pod, &share, state.held.values(), &facts).unwrap_or(Refusal {
-                reason: "UnexpectedAdmissionError".into(),
-                message: "the node's places changed while the pod was judged".into(),
-            })),
-        }
+        Verdict::Refused(blocked)
     }
 
     /// A pod is being ended.
     pub fn ending(&self, uid: &str) {
         let mut state = self.state.lock();
-        state.waiting.remove(uid);
-        state.doubting.remove(uid);
+        state.settle(uid);
         if let Some(share) = state.held.get_mut(uid) {
             share.ending = true;
         }
@@ -166,8 +168,7 @@ impl Ledger {
     /// Nothing of a pod runs any more.
     pub fn release(&self, uid: &str) {
         let mut state = self.state.lock();
-        state.waiting.remove(uid);
-        state.doubting.remove(uid);
+        state.settle(uid);
         state.held.remove(uid);
         drop(state);
         self.displaced.send_if_modified(|displaced| displaced.remove(uid));

@@ -157,24 +157,21 @@ impl Explain {
         path.extend(at.map(|at| format!("&at={at}")));
         path.extend(self.uid.as_ref().map(|uid| format!("&uid={uid}")));
         let socket = serve::socket(root_dir);
-        let (value, text) = match ask(&socket, &path).await {
-            Ok(body) => {
-                let body = body?;
-                let explanation: Explanation =
-                    serde_json::from_slice(&body).map_err(|e| format!("unknown answer: {e}"))?;
-                (serde_json::to_value(&explanation), explanation.text())
-            }
+        let explanation: Explanation = match ask(&socket, &path).await {
+            Ok(body) => serde_json::from_slice(&body?).map_err(|e| format!("unknown answer: {e}"))?,
             Err(error) => {
                 let pod = format!("{namespace}/{name}");
                 let found = serve::from_files(root_dir, &pod, self.uid.as_deref(), at.unwrap_or_else(clock::now));
                 eprintln!("agent: no agent answers on {} ({error}); this is from its files", socket.display());
-                let explanation = found?;
-                (serde_json::to_value(&explanation), explanation.text())
+                found?
             }
         };
         match self.output {
-            Output::Text => print(&text),
-            Output::Json => print(&format!("{:#}\n", value.map_err(|e| e.to_string())?)),
+            Output::Text => print(&explanation.text()),
+            Output::Json => {
+                let value = serde_json::to_value(&explanation).map_err(|e| e.to_string())?;
+                print(&format!("{value:#}\n"));
+            }
         }
         Ok(())
     }

@@ -12,8 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::line::{Line, What};
-use crate::clock;
+use super::line::Line;
 
 /// Bytes of a segment.
 const SEGMENT: u64 = 4 << 20;
@@ -147,18 +146,13 @@ fn trouble(folder: &Path, error: &std::io::Error) {
     warn!("cannot write {}: {error}; `agent explain` will know nothing of what happens from now on", folder.display());
 }
 
-/// A line that says how many others were lost.
-pub(super) fn lost(count: u64) -> Line {
-    let (uid, pod, text) = (String::new(), String::new(), String::new());
-    Line { at: clock::now(), uid, pod, container: None, what: What::Lost(count), text }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flight::line::What;
 
     fn line(at: i64, uid: &str) -> Line {
-        Line { at, uid: uid.into(), ..lost(1) }
+        Line { at, uid: uid.into(), ..Line::of_all(What::Lost(1)) }
     }
 
     fn all(folder: &Path) -> Vec<i64> {

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock;
+
 /// A step of a pod's life that takes time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -106,4 +108,13 @@ pub struct Line {
     /// Details.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
+}
+
+impl Line {
+    /// A line about all pods.
+    #[must_use]
+    pub fn of_all(what: What) -> Self {
+        let (uid, pod, text) = (String::new(), String::new(), String::new());
+        Self { at: clock::now(), uid, pod, container: None, what, text }
+    }
 }

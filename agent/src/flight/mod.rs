@@ -125,8 +125,7 @@ impl Flight {
     pub fn new(root_dir: &Path, stop: CancellationToken) -> (Arc<Self>, impl Future<Output = ()> + Send + use<>) {
         let (lines, orders) = mpsc::channel(QUEUE);
         let flight = Self::with(lines);
-        let (uid, pod, text) = (String::new(), String::new(), String::new());
-        flight.put(Line { at: clock::now(), uid, pod, container: None, what: What::AgentStarted, text });
+        flight.put(Line::of_all(What::AgentStarted));
         (flight, disk::write(folder(root_dir), orders, stop))
     }
 
@@ -138,7 +137,7 @@ impl Flight {
 
     fn put(&self, line: Line) {
         let lost = self.lost.swap(0, Ordering::Relaxed);
-        if lost > 0 && self.lines.try_send(Order::Line(Box::new(disk::lost(lost)))).is_err() {
+        if lost > 0 && self.lines.try_send(Order::Line(Box::new(Line::of_all(What::Lost(lost))))).is_err() {
             self.lost.fetch_add(lost, Ordering::Relaxed);
         }
         if self.lines.try_send(Order::Line(Box::new(line))).is_err() {
@@ -197,14 +196,11 @@ impl Flight {
         let (changed, now_ready) = {
             let mut tracks = self.tracks.lock();
             let Some(track) = tracks.get_mut(pod::uid(pod)) else { return };
-            let now_ready = !std::mem::replace(&mut track.ready, ready) && ready;
-            (
-                track.sees != text && {
-                    track.sees.clone_from(&text);
-                    true
-                },
-                now_ready,
-            )
+            let changed = track.sees != text;
+            if changed {
+                track.sees.clone_from(&text);
+            }
+            (changed, !std::mem::replace(&mut track.ready, ready) && ready)
         };
         if changed {
             self.note(pod, None, What::Sees, text);

@@ -157,6 +157,12 @@ impl PodRecord {
         self.sandboxes.first().filter(|s| s.state == SandboxState::Ready)
     }
 
+    /// Whether the runtime holds nothing of the pod.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sandboxes.is_empty() && self.containers.is_empty()
+    }
+
     /// Whether anything of the pod still runs.
     #[must_use]
     pub fn any_live(&self) -> bool {

@@ -396,7 +396,7 @@ impl Worker {
 
     /// Whether a pod of which nothing was made yet may run here (upstream's admission).
     fn admit(&mut self, record: &PodRecord) -> Verdict {
-        if !record.sandboxes.is_empty() || !record.containers.is_empty() {
+        if !record.is_empty() {
             self.node.ledger.hold(&self.pod);
             return Verdict::Admitted;
         }

@@ -262,7 +262,7 @@ pub async fn remove_pod(node: &Arc<super::NodeContext>, record: &PodRecord, logs
         let _ = std::fs::remove_dir_all(dir);
     }
     match node.pleg.refresh(&record.uid).await {
-        Ok(left) => clean && left.containers.is_empty() && left.sandboxes.is_empty(),
+        Ok(left) => clean && left.is_empty(),
         Err(_) => false,
     }
 }

@@ -93,14 +93,18 @@ impl Bench {
 
     /// Waits until the pod's status fulfils a condition; reads the runtime as an event would make the agent do.
     async fn until(&self, what: &str, check: impl Fn(&PodStatus) -> bool) -> Arc<PodStatus> {
+        self.until_of("u1", what, check).await
+    }
+
+    async fn until_of(&self, uid: &str, what: &str, check: impl Fn(&PodStatus) -> bool) -> Arc<PodStatus> {
         for _ in 0..500 {
-            let _ = self.node.pleg.refresh("u1").await;
-            if let Some(status) = self.node.statuses.get("u1").filter(|s| check(s)) {
+            let _ = self.node.pleg.refresh(uid).await;
+            if let Some(status) = self.node.statuses.get(uid).filter(|s| check(s)) {
                 return status;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("not reached: {what}; status {:?}", self.node.statuses.get("u1"));
+        panic!("not reached: {what}; status {:?}", self.node.statuses.get(uid));
     }
 }
 
@@ -257,13 +261,7 @@ async fn who_does_not_fit_is_refused_and_who_runs_is_never_judged_again() {
     let first = b.start(asks("u1", "1500m", 0));
     b.until("running", phase("Running")).await;
     let second = b.start(asks("u2", "1", 0));
-    let wait = || async {
-        while b.node.statuses.get("u2").is_none_or(|s| s.phase.as_deref() != Some("Failed")) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(5), wait()).await.unwrap();
-    let status = b.node.statuses.get("u2").unwrap();
+    let status = b.until_of("u2", "refused", phase("Failed")).await;
     assert_eq!(status.reason.as_deref(), Some("OutOfcpu"));
     let message =
         "Pod was rejected: Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000";
@@ -286,17 +284,9 @@ async fn who_does_not_fit_is_refused_and_who_runs_is_never_judged_again() {
 async fn a_critical_pod_takes_the_place_of_a_weaker_one() {
     let b = bench();
     let weak = b.start(asks("u2", "1500m", 0));
-    let seen = |uid: &'static str, phase: &'static str| {
-        let statuses = b.node.statuses.clone();
-        async move {
-            while statuses.get(uid).is_none_or(|s| s.phase.as_deref() != Some(phase)) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(5), seen("u2", "Running")).await.unwrap();
+    b.until_of("u2", "running", phase("Running")).await;
     let critical = b.start(asks("u1", "1", 2_000_000_000));
-    tokio::time::timeout(Duration::from_secs(5), seen("u1", "Running")).await.unwrap();
+    b.until("running", phase("Running")).await;
     let status = b.node.statuses.get("u2").unwrap();
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("Preempting")));
     let disrupted = status.conditions.as_ref().unwrap().iter().find(|c| c.type_ == "DisruptionTarget").unwrap();

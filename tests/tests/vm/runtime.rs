@@ -29,7 +29,12 @@ fn stopped(lab: &Lab, node: &str) -> Result<u64> {
 fn end_of_a_pod(space: &Space<'_>, node: &str, name: &str) -> Result<()> {
     let manifest = manifests::shell(name, "Never", "exit 7");
     space.apply(&manifest.replace("spec:\n", &format!("spec:\n  nodeName: {node}\n")))?;
-    let ended = r#"jsonpath={.status.containerStatuses[0].state.terminated.exitCode}"#;
+    has_ended(space, name)
+}
+
+/// Waits until a pod's status tells its end with 7.
+fn has_ended(space: &Space<'_>, name: &str) -> Result<()> {
+    let ended = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
     space.lab.until(&format!("{name} has ended"), 240, || Ok(space.kubectl(&["get", "pod", name, "-o", ended])? == "7"))
 }
 
@@ -73,12 +78,7 @@ fn by_cri_alone(lab: &Lab, space: &Space<'_>) -> Result<()> {
         space.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "--timeout=180s"])?;
         let (lists_before, stopped_before) = (lists()?, stopped(lab, "node-2")?);
         space.kubectl(&["exec", &name, "--", "touch", "/tmp/end"])?;
-        let ended = r"jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
-        lab.until(
-            &format!("{name} has ended"),
-            240,
-            || Ok(space.kubectl(&["get", "pod", &name, "-o", ended])? == "7"),
-        )?;
+        has_ended(space, &name)?;
         let (lists_after, stopped_after) = (lists()?, stopped(lab, "node-2")?);
         ensure!(stopped_after > stopped_before, "{name} has ended, and CRI told no end");
         if lists_after == lists_before {
