@@ -229,8 +229,12 @@ fn a_change_of_one_service_touches_only_its_elements() {
     }
     engine.sync().unwrap();
     let _ = fake.take_commits();
-    // Growing: one transaction; two lists get an element, two verdicts are replaced.
+    // Growing to a number that needs new chains: they come first, with an element for each of two lists; then two verdicts are replaced.
     apply(&mut engine, &Event::Slice(7, 7, Some(vec![(1, 0, false), (2, 0, false), (3, 0, false), (4, 0, false)])));
+    engine.sync().unwrap();
+    assert_eq!(fake.take_commits(), [2, 4]);
+    // The chains are there: one transaction.
+    apply(&mut engine, &Event::Slice(8, 8, Some(vec![(1, 0, false), (2, 0, false), (3, 0, false), (4, 0, false)])));
     engine.sync().unwrap();
     assert_eq!(fake.take_commits(), [6]);
     // Shrinking: verdicts (and the hole) first, the spare elements in a second transaction.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use keelson_dataplane::engine::Engine;
 use keelson_dataplane::model::types::{EndpointRecord, Protocol};
 use support::*;
 
@@ -119,11 +120,8 @@ impl Stream {
     }
 }
 
-#[test]
-fn no_new_flow_is_lost_or_untranslated_while_endpoints_change() {
-    if skip("no_new_flow_is_lost_or_untranslated_while_endpoints_change") {
-        return;
-    }
+/// A node with a Service, a client, and counters around the translation.
+fn prepare() -> (Netns, Netns) {
     let (node, client) = (Netns::new(), Netns::new());
     node.connect("pod0", "10.244.1.1/30", &client, "eth0", "10.244.1.2/30");
     client.ip("route add default via 10.244.1.1");
@@ -145,22 +143,75 @@ fn no_new_flow_is_lost_or_untranslated_while_endpoints_change() {
         }}"
     );
     node.cmd_in("nft", &["-f", "-"], &rules);
+    (node, client)
+}
+
+/// The dataplane of a node, with one Service without endpoints. `affinity`: ClientIP.
+fn dataplane(node: &Netns, affinity: bool) -> Engine {
     let mut engine = node.engine(settings());
     engine.model.set_node(support::node("192.168.7.2"));
-    engine.model.set_service(&name("dns"), Some(service(ADDRESS, vec![port(PORT, 0, Protocol::Udp)])));
-    let mut change = |list: &[u8]| {
-        let slice = slice("dns", &[(Protocol::Udp, TARGET)], endpoints(list));
-        engine.model.set_slice(&name("dns-1"), Some(slice));
-        engine.sync().expect("sync");
-    };
-    change(&[1]);
+    let mut service = service(ADDRESS, vec![port(PORT, 0, Protocol::Udp)]);
+    service.affinity_seconds = affinity.then_some(10_800);
+    engine.model.set_service(&name("dns"), Some(service));
+    engine
+}
+
+fn change(engine: &mut Engine, list: &[u8]) {
+    let slice = slice("dns", &[(Protocol::Udp, TARGET)], endpoints(list));
+    engine.model.set_slice(&name("dns-1"), Some(slice));
+    engine.sync().expect("sync");
+}
+
+/// A packet that began under the old rules and looks a verdict up after the commit is sent to the new verdict's chain, and finds it as it was
+/// under the old rules: empty, if it was made by the same transaction.
+#[test]
+fn a_chain_is_complete_before_a_verdict_leads_to_it() {
+    if skip("a_chain_is_complete_before_a_verdict_leads_to_it") {
+        return;
+    }
+    for affinity in [false, true] {
+        let (node, client) = prepare();
+        let mut engine = dataplane(&node, affinity);
+        change(&mut engine, &[1]);
+        let before = Counts::read(&node);
+        let stream = Stream::start(&client);
+        let (begun, mut changes) = (Instant::now(), 0);
+        // Each number of endpoints once: every change needs a chain that is not there yet.
+        for count in 2..=250_u8 {
+            change(&mut engine, &(1..=count).collect::<Vec<_>>());
+            changes += 1;
+            std::thread::sleep(PAUSE);
+            if begun.elapsed() > LIMIT {
+                break;
+            }
+        }
+        stream.end();
+        let counts = Counts::read(&node).since(before);
+        println!("affinity {affinity}: {changes} new chains under {} new flows: {counts:?}", counts.sent);
+        assert_eq!(
+            (counts.untranslated, counts.dropped()),
+            (0, 0),
+            "affinity {affinity}: {changes} changes, {counts:?}"
+        );
+        assert!(counts.sent >= LEAST_PACKETS && changes >= LEAST_CHANGES, "{changes} changes, {counts:?}");
+    }
+}
+
+#[test]
+fn no_new_flow_is_lost_or_untranslated_while_endpoints_change() {
+    if skip("no_new_flow_is_lost_or_untranslated_while_endpoints_change") {
+        return;
+    }
+    let (node, client) = prepare();
+    let mut engine = dataplane(&node, false);
+    change(&mut engine, &[1]);
 
     let before = Counts::read(&node);
     let stream = Stream::start(&client);
     let (begun, mut changes) = (Instant::now(), 0);
     while begun.elapsed() < TIME || (changes < LEAST_CHANGES && begun.elapsed() < LIMIT) {
         for list in LISTS {
-            change(list);
+            change(&mut engine, list);
             changes += 1;
             std::thread::sleep(PAUSE);
         }

@@ -3,8 +3,10 @@
 //!
 //! Order of a sync (spec section 3): (1) new chains and new list elements, (2) verdicts and set
 //! members, (3) list elements and chains that nothing leads to any more, in a later transaction.
-//! Steps 1 and 2 share a transaction when they fit. A step that is too large is cut between
-//! elements; step 2 never starts before step 1 is committed.
+//! Steps 1 and 2 share a transaction when they fit and step 1 has no new chain: a packet that began
+//! under the old rules meets the new verdicts at its look-up, and goes through their chains as those
+//! were under the old rules. A step that is too large is cut between elements; step 2 never starts
+//! before step 1 is committed.
 //!
 //! After any error the committed state is forgotten: the next sync lists the kernel's and brings
 //! it to what is wanted. Nothing is ever flushed with traffic on it.
@@ -73,6 +75,8 @@ struct Later {
     verdicts: Vec<VerdictChange>,
     deletes: Vec<(ListMap, FrontendKey, ListChange)>,
     old_groups: Vec<OldGroup>,
+    /// Whether step 1 makes a chain that a verdict may lead to.
+    new_chains: bool,
     /// Affinity groups that lost an endpoint, or may have lost one before this program saw them.
     shrunk: BTreeSet<u64>,
 }
@@ -239,8 +243,8 @@ impl Table {
                 self.write_frontend(committed, key, None, &mut later)?;
             }
         }
-        let Later { verdicts, deletes, mut old_groups, .. } = later;
-        if !verdicts.is_empty() && self.batch.len() > MAX_BATCH_BYTES / 2 {
+        let Later { verdicts, deletes, mut old_groups, new_chains, .. } = later;
+        if !verdicts.is_empty() && (new_chains || self.batch.len() > MAX_BATCH_BYTES / 2) {
             self.commit()?;
         }
         self.write_verdicts(committed, &verdicts)?;
@@ -323,7 +327,7 @@ impl Table {
                 self.connectionless.insert(key);
             }
             if let Some(V::Pick(class, count)) = new {
-                self.need_pick(committed, Pick { class, node_port: key.is_node_port(), count });
+                later.new_chains |= self.need_pick(committed, Pick { class, node_port: key.is_node_port(), count });
             }
             later.verdicts.push(VerdictChange { map, key, old, new });
         }
@@ -341,8 +345,10 @@ impl Table {
         }
     }
 
-    fn need_pick(&mut self, committed: &mut Committed, pick: Pick) {
-        if committed.picks.insert(pick) {
+    /// Says whether the chain had to be made.
+    fn need_pick(&mut self, committed: &mut Committed, pick: Pick) -> bool {
+        let new = committed.picks.insert(pick);
+        if new {
             let name = pick.name();
             self.batch.add_chain(&name, None);
             self.batch.flush_chain(&name);
@@ -350,6 +356,7 @@ impl Table {
                 self.batch.add_rule(&name, &rule);
             }
         }
+        new
     }
 
     fn write_verdicts(&mut self, committed: &mut Committed, changes: &[VerdictChange]) -> Result<(), NftError> {
@@ -463,6 +470,7 @@ impl Table {
             for (class, list) in &group.lists {
                 if held.and_then(|h| h.lists.get(class)) != Some(list) {
                     committed.stray_sticky_chains.remove(&sticky_chain(id, *class));
+                    later.new_chains |= held.is_none_or(|h| !h.lists.contains_key(class));
                     self.write_sticky_class(id, *class, list);
                 }
             }
