@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::admission::{Ledger, NodeFacts};
+use crate::adopt::statics::Predecessors;
 use crate::cgroup::{self, Cgroups, Layout};
 use crate::config::{Config, NetworkMode};
 use crate::create::NodeSettings;
@@ -30,8 +31,8 @@ use crate::node::facts::MachineFacts;
 use crate::node::{self, Readiness, report};
 use crate::pleg::Pleg;
 use crate::runtime::cri::{CriRuntime, socket_path};
-use crate::runtime::{Runtime, RuntimeVersion, identity};
-use crate::source::{Feed, api, file};
+use crate::runtime::{Filter, Runtime, RuntimeVersion, identity};
+use crate::source::{Feed, Teller, api, file, url};
 use crate::status::manager::Statuses;
 use crate::sync::{Policy, backoff};
 use crate::worker::NodeContext;
@@ -218,7 +219,7 @@ pub async fn run(
     let Some(version) = runtime_version(runtime.as_ref(), &stop).await else { return Ok(()) };
     info!(runtime = version.name, version = version.version, "container runtime answers");
     let pleg = Pleg::new(runtime.clone(), metrics.clone());
-    first_list(&pleg, &stop).await;
+    let predecessors = first_list(&runtime, &pleg, &stop).await;
     notify::send(notify::READY);
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
     if version.name == "containerd" {
@@ -293,14 +294,14 @@ pub async fn run(
         node::watch_health(runtime.clone(), readiness, network_state, trouble.subscribe(), poke.clone(), stop.clone()),
     );
 
-    let file_feed = start_file_source(&config, &name, &context, &tasks, &stop);
+    let statics = start_static_sources(&config, &name, predecessors, &context, &tasks, &stop);
     let api_feed = client.clone().map(|client| {
         let (tx, rx) = watch::channel(None);
         tasks.spawn("api-source", api::run(client, name.clone(), tx, stop.clone()));
         rx
     });
     let stale = context.ledger.stale();
-    let (manager, ended) = Manager::new(context, file_feed, api_feed);
+    let (manager, ended) = Manager::new(context, statics, api_feed);
     let view = manager.view();
     Population { pleg: pleg.clone(), view: view.clone() }.register(&endpoints);
     health_checks(&endpoints, &manager, &pleg, &stop);
@@ -367,29 +368,53 @@ pub async fn run(
     Ok(())
 }
 
-async fn first_list(pleg: &Arc<Pleg>, stop: &CancellationToken) {
-    while let Err(error) = pleg.relist().await {
-        warn!("cannot list what runs already: {error}");
+/// What runs already; the static pods among it.
+async fn first_list(runtime: &Arc<dyn Runtime>, pleg: &Arc<Pleg>, stop: &CancellationToken) -> Predecessors {
+    loop {
+        let listed = async {
+            pleg.relist().await?;
+            runtime.list_sandboxes(Filter::default()).await
+        };
+        match listed.await {
+            Ok(sandboxes) => {
+                info!(pods = pleg.all().len(), "found in the runtime");
+                return Predecessors::of(&sandboxes);
+            }
+            Err(error) => warn!("cannot list what runs already: {error}"),
+        }
         tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => return Predecessors::default(),
             () = tokio::time::sleep(RUNTIME_RETRY_MIN * 5) => {}
         }
     }
-    info!(pods = pleg.all().len(), "found in the runtime");
 }
 
-fn start_file_source(
+/// The sources of static pods that the configuration names.
+fn start_static_sources(
     config: &Config,
     name: &str,
+    predecessors: Predecessors,
     node: &NodeContext,
     tasks: &Tasks,
     stop: &CancellationToken,
-) -> Option<Feed> {
-    let path = config.kubelet.static_pod_path.as_ref()?;
-    let folder = file::Folder::new(path, name).telling(node.recorder.clone(), node.metrics.clone());
-    let (tx, rx) = watch::channel(None);
-    tasks.spawn("file-source", file::run(folder, config.kubelet.file_check_frequency.0, tx, stop.clone()));
-    Some(rx)
+) -> Vec<Feed> {
+    let kubelet = &config.kubelet;
+    let teller = |source| Teller::new(node.recorder.clone(), node.metrics.clone(), source);
+    let mut feeds = Vec::new();
+    if let Some(path) = &kubelet.static_pod_path {
+        let folder = file::Folder::new(path, name).telling(teller("file")).inheriting(predecessors);
+        let (tx, rx) = watch::channel(None);
+        tasks.spawn("file-source", file::run(folder, kubelet.file_check_frequency.0, tx, stop.clone()));
+        feeds.push(rx);
+    }
+    if !kubelet.static_pod_url.is_empty() {
+        let remote =
+            url::Remote::new(&kubelet.static_pod_url, &kubelet.static_pod_url_header, name, Some(teller("http")));
+        let (tx, rx) = watch::channel(None);
+        tasks.spawn("url-source", url::run(remote, kubelet.http_check_frequency.0, tx, stop.clone()));
+        feeds.push(rx);
+    }
+    feeds
 }
 
 fn settings(config: &Config, facts: &MachineFacts, cgroup_v1: bool) -> NodeSettings {
@@ -407,7 +432,8 @@ fn settings(config: &Config, facts: &MachineFacts, cgroup_v1: bool) -> NodeSetti
     }
 }
 
-fn policy(config: &Config) -> Policy {
+/// Settings of decisions.
+pub(crate) fn policy(config: &Config) -> Policy {
     let longest = config.kubelet.crash_loop_back_off.max_container_restart_period.map(|d| d.0);
     Policy { backoff: backoff::Limits { initial: backoff::INITIAL, maximum: longest.unwrap_or(backoff::MAXIMUM) } }
 }

@@ -135,6 +135,7 @@ mod tests {
             message: String::new(),
             early: false,
             image: String::new(),
+            user_image: String::new(),
             image_ref: String::new(),
             hash: None,
             log_path: String::new(),

@@ -5,9 +5,11 @@
 //! Upstream counterpart: kubelet.
 
 pub mod admission;
+pub mod adopt;
 pub mod agent;
 pub mod cgroup;
 pub mod clock;
+pub mod command;
 pub mod config;
 pub mod create;
 pub mod dns;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use clap::Parser;
 use keelson_agent::agent;
+use keelson_agent::command::{self, CONFIG_ERROR};
 use keelson_agent::config::{self, Flags};
 use keelson_agent::embedded;
 use keelson_agent::flight;
 use keelson_agent::node_materials::NodeMaterials;
 use keelson_agent::view;
 
-const CONFIG_ERROR: u8 = 3;
 const START_ERROR: u8 = 4;
 /// How long a stop waits for blocking calls.
 const BLOCKING_LIMIT: Duration = Duration::from_secs(1);
@@ -20,13 +20,7 @@ const BLOCKING_LIMIT: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     let flags = Flags::parse();
     if let Some(command) = &flags.command {
-        return match config::root_dir(&flags) {
-            Ok(root_dir) => flight::command::run(command, &root_dir),
-            Err(error) => {
-                eprintln!("agent: {error}");
-                ExitCode::from(CONFIG_ERROR)
-            }
-        };
+        return command::run(command, &flags);
     }
     kube_common::logging::init(flags.verbosity);
     kube_common::tls::install_ring();

@@ -53,7 +53,8 @@ pub struct View {
 /// The owner of all workers.
 pub struct Manager {
     node: Arc<NodeContext>,
-    file: Option<Feed>,
+    /// Sources of static pods.
+    statics: Vec<Feed>,
     api: Option<Feed>,
     workers: HashMap<String, Handle>,
     /// The UIDs of the workers, for the collection beside the loop.
@@ -70,13 +71,13 @@ impl Manager {
     #[must_use]
     pub fn new(
         node: Arc<NodeContext>,
-        file: Option<Feed>,
+        statics: Vec<Feed>,
         api: Option<Feed>,
     ) -> (Self, mpsc::Receiver<(String, Outcome)>) {
         let (done, ended) = mpsc::channel(DONE_QUEUE);
         let manager = Self {
             node,
-            file,
+            statics,
             api,
             workers: HashMap::new(),
             known: gc::Known::default(),
@@ -109,15 +110,15 @@ impl Manager {
         gc.tick().await;
         // One collection at a time, beside the loop: a removal that hangs must not stop anything else.
         let mut collecting = None;
-        let mut file = self.file.clone();
+        let mut statics = self.statics.clone();
         let mut api = self.api.clone();
         loop {
             self.reconcile(&stop);
             self.progress.turn();
             tokio::select! {
                 () = stop.cancelled() => break,
-                () = changed(&mut file) => {}
-                () = changed(&mut api) => {}
+                () = any_changed(&mut statics) => {}
+                () = any_changed(api.as_mut_slice()) => {}
                 _ = population.changed() => {}
                 end = ended.recv() => if let Some((uid, outcome)) = end { self.ended(&uid, outcome) },
                 _ = gc.tick() => {
@@ -133,16 +134,17 @@ impl Manager {
         self.tracker.wait().await;
     }
 
+    /// Static pods, the API's pods, and whether every source has spoken.
     fn sets(&self) -> (PodSet, PodSet, bool) {
-        let read = |feed: &Option<Feed>| feed.as_ref().map(|f| f.borrow().clone());
-        let (file, api) = (read(&self.file), read(&self.api));
-        let ready = !matches!(file, Some(None)) && !matches!(api, Some(None));
-        (file.flatten().unwrap_or_default(), api.flatten().unwrap_or_default(), ready)
+        let (statics, complete) = source::statics(&self.statics);
+        let api = self.api.as_ref().map(|feed| feed.borrow().clone());
+        let ready = complete && !matches!(api, Some(None));
+        (statics, api.flatten().unwrap_or_default(), ready)
     }
 
     fn reconcile(&mut self, stop: &CancellationToken) {
-        let (file, api, ready) = self.sets();
-        let wanted = source::merge(&file, &api);
+        let (statics, api, ready) = self.sets();
+        let wanted = source::merge(&statics, &api);
         let mirrors = source::mirrors(&api);
         for (uid, pod) in &wanted {
             if let Some(handle) = self.workers.get(uid) {
@@ -179,7 +181,7 @@ impl Manager {
         let api_spoke = self.api.as_ref().is_some_and(|f| f.borrow().is_some());
         self.view.send_replace(View {
             pods: wanted.into_values().collect(),
-            statics: file.into_values().collect(),
+            statics: statics.into_values().collect(),
             mirrors: api_spoke.then_some(mirrors),
         });
     }
@@ -294,15 +296,20 @@ impl Manager {
     }
 }
 
-async fn changed(feed: &mut Option<Feed>) {
-    match feed {
-        Some(feed) => {
+/// Waits until one of the feeds changes; feeds whose source has ended never do.
+async fn any_changed(feeds: &mut [Feed]) {
+    let waits = feeds.iter_mut().map(|feed| {
+        Box::pin(async move {
             if feed.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
-        }
-        None => std::future::pending().await,
+        })
+    });
+    let waits: Vec<_> = waits.collect();
+    if waits.is_empty() {
+        std::future::pending::<()>().await;
     }
+    futures::future::select_all(waits).await;
 }
 
 /// A pod object for what only the runtime knows.

@@ -45,6 +45,12 @@ pub struct RuntimeEvent {
     event: &'static str,
 }
 
+/// Label of a source of static pods.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ManifestSource {
+    source: &'static str,
+}
+
 /// Everything the agent counts; cheap to clone, one content.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -57,7 +63,7 @@ pub struct Metrics {
     worker_seconds: Family<Operation, Histogram, fn() -> Histogram>,
     started_containers: Family<ContainerType, Counter>,
     started_pods: Counter,
-    invalid_manifests: Gauge,
+    invalid_manifests: Family<ManifestSource, Gauge>,
     runtime_events: Family<RuntimeEvent, Counter>,
 }
 
@@ -73,7 +79,7 @@ impl Default for Metrics {
             worker_seconds: Family::new_with_constructor(|| Histogram::new(DEFAULT_BUCKETS)),
             started_containers: Family::default(),
             started_pods: Counter::default(),
-            invalid_manifests: Gauge::default(),
+            invalid_manifests: Family::default(),
             runtime_events: Family::default(),
         }
     }
@@ -171,9 +177,10 @@ impl Metrics {
         self.runtime_events.get_or_create(&RuntimeEvent { source: source.label(), event }).inc();
     }
 
-    /// How many static pod manifests cannot be used.
-    pub fn invalid_manifests(&self, count: usize) {
-        self.invalid_manifests.set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// How many static pod manifests of a source (`file`, `http`) cannot be used.
+    pub fn invalid_manifests(&self, source: &'static str, count: usize) {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.invalid_manifests.get_or_create(&ManifestSource { source }).set(count);
     }
 
     /// Notes a container that started.

@@ -6,12 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use hyper_util::rt::TokioIo;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
     Container, ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
 };
-use tonic::transport::Endpoint;
 
 use crate::lab::Lab;
 
@@ -140,13 +138,7 @@ fn runtime(pid: i32) -> Result<(Vec<PodSandbox>, Vec<Container>)> {
     let socket = format!("/proc/{pid}/root/run/containerd/containerd.sock");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async move {
-        let connector = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        // The address is not used: the connector knows where to go.
-        let channel = Endpoint::from_static("http://runtime").connect_with_connector(connector).await?;
-        let mut calls = RuntimeServiceClient::new(channel);
+        let mut calls = RuntimeServiceClient::new(crate::runtime::connect(socket).await?);
         let sandboxes = calls.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
         let containers = calls.list_containers(ListContainersRequest::default()).await?.into_inner().containers;
         anyhow::Ok((sandboxes, containers))

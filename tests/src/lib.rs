@@ -11,5 +11,6 @@ pub mod manifests;
 pub mod net;
 pub mod objects;
 pub mod results;
+pub mod runtime;
 pub mod snapshot;
 pub mod suite;

@@ -2,6 +2,8 @@
 
 #[path = "node/explain.rs"]
 mod explain;
+#[path = "node/url.rs"]
+mod url;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,6 +21,7 @@ fn main() -> ExitCode {
         ("a_crash_loop_shows_growing_delays", crash_loop),
         ("a_missing_image_shows_image_pull_back_off", missing_image),
         ("a_static_manifest_starts_without_the_api_server", static_pod),
+        ("static_pods_come_from_a_web_address_too", url::url),
         ("a_pod_ends_within_its_grace", grace),
         ("several_containers_share_a_network", several_containers),
         ("a_finished_pod_is_succeeded_or_failed", finished),

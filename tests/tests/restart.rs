@@ -1,5 +1,8 @@
 //! Programs that end, politely or not, and come back: the same containers run, connections live, objects are kept.
 
+#[path = "restart/adopt.rs"]
+mod adopt;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -24,6 +27,7 @@ fn main() -> ExitCode {
         ("containerd_is_restarted", |lab| survives(lab, "cri-term", "node-1", "containerd", "restart")),
         ("containerd_is_killed", |lab| survives(lab, "cri-kill", "node-1", "containerd", "kill")),
         ("the_agent_can_host_the_dataplane", embedded),
+        ("a_kubelets_pods_are_adopted_without_a_restart", adopt::kubelets_pods),
         ("the_agents_metrics_tell_what_it_did", metrics),
         ("what_was_written_is_there_after_kills", writes),
         ("status_says_which_service_ended_and_why", status),

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::KubeletConfiguration;
 use crate::create::sysctl;
+use crate::source::url;
 
 /// Signals of eviction thresholds.
 const SIGNALS: [&str; 9] = [
@@ -174,6 +175,15 @@ fn numbers(c: &KubeletConfiguration, found: &mut Found) {
     found.require(c.node_status_max_images >= -1, "nodeStatusMaxImages", "must be -1 (no limit) or more");
     found.require(c.node_lease_duration_seconds > 0, "nodeLeaseDurationSeconds", "must be greater than 0");
     found.require(!c.file_check_frequency.0.is_zero(), "fileCheckFrequency", "must be greater than 0");
+    found.require(!c.http_check_frequency.0.is_zero(), "httpCheckFrequency", "must be greater than 0");
+    if !c.static_pod_url.is_empty()
+        && let Err(message) = url::address(&c.static_pod_url)
+    {
+        found.at("staticPodURL", message);
+    }
+    for (name, message) in url::header_problems(&c.static_pod_url_header) {
+        found.key("staticPodURLHeader", &name, message);
+    }
     found.require(!c.sync_frequency.0.is_zero(), "syncFrequency", "must be greater than 0");
     found.require(!c.node_status_update_frequency.0.is_zero(), "nodeStatusUpdateFrequency", "must be greater than 0");
     found.require((-1000..=1000).contains(&c.oom_score_adj), "oomScoreAdj", "must be -1000 to 1000");

@@ -23,12 +23,20 @@ use crate::runtime::identity;
 pub struct KubeletConfiguration {
     /// Folder of static pod manifests.
     pub static_pod_path: Option<PathBuf>,
+    /// Web address of static pod manifests.
+    #[serde(rename = "staticPodURL", skip_serializing_if = "String::is_empty")]
+    pub static_pod_url: String,
+    /// Headers to ask it with: values by name.
+    #[serde(rename = "staticPodURLHeader", skip_serializing_if = "BTreeMap::is_empty")]
+    pub static_pod_url_header: BTreeMap<String, Vec<String>>,
     /// Root of container logs.
     pub pod_logs_dir: PathBuf,
     /// Longest time between two looks at a pod.
     pub sync_frequency: GoDuration,
     /// Pause between full reads of the manifest folder.
     pub file_check_frequency: GoDuration,
+    /// Pause between reads of the web address.
+    pub http_check_frequency: GoDuration,
     /// Whether the HTTPS server runs.
     pub enable_server: bool,
     /// Address of the HTTPS server.
@@ -141,14 +149,6 @@ pub struct KubeletConfiguration {
     /// Accepted and ignored: no feature here is gated.
     pub feature_gates: BTreeMap<String, bool>,
     // Known, without effect yet; `check` looks at the values of some.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    http_check_frequency: Option<serde_json::Value>,
-    #[serde(rename = "staticPodURL")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    static_pod_url: Option<serde_json::Value>,
-    #[serde(rename = "staticPodURLHeader")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    static_pod_url_header: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) read_only_port: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -297,9 +297,12 @@ impl Default for KubeletConfiguration {
     fn default() -> Self {
         Self {
             static_pod_path: None,
+            static_pod_url: String::new(),
+            static_pod_url_header: BTreeMap::new(),
             pod_logs_dir: identity::POD_LOGS_ROOT.into(),
             sync_frequency: GoDuration::from_secs(60),
             file_check_frequency: GoDuration::from_secs(20),
+            http_check_frequency: GoDuration::from_secs(20),
             enable_server: true,
             address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             port: 10250,
@@ -350,9 +353,6 @@ impl Default for KubeletConfiguration {
             container_runtime_endpoint: "unix:///run/containerd/containerd.sock".into(),
             fail_cgroup_v1: false,
             feature_gates: BTreeMap::new(),
-            http_check_frequency: None,
-            static_pod_url: None,
-            static_pod_url_header: None,
             read_only_port: None,
             tls_cipher_suites: None,
             tls_min_version: None,
@@ -429,9 +429,6 @@ impl KubeletConfiguration {
     #[must_use]
     pub fn unused(&self) -> Vec<String> {
         [
-            ("httpCheckFrequency", &self.http_check_frequency),
-            ("staticPodURL", &self.static_pod_url),
-            ("staticPodURLHeader", &self.static_pod_url_header),
             ("readOnlyPort", &self.read_only_port),
             ("tlsCipherSuites", &self.tls_cipher_suites),
             ("tlsMinVersion", &self.tls_min_version),

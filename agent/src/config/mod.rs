@@ -16,7 +16,7 @@ use clap::Parser;
 use k8s_openapi::api::core::v1::Taint;
 use kube_common::config::{self, ConfigError, Document, Mistake};
 
-use crate::flight::command::Command;
+use crate::command::Command;
 pub use kubelet::KubeletConfiguration;
 pub use node::{DataplaneMode, NetworkMode, NodeConfig};
 
@@ -71,7 +71,7 @@ pub struct Flags {
     /// Log verbosity, 0 to 9
     #[arg(long = "v", short = 'v', default_value_t = 0)]
     pub verbosity: u8,
-    /// A question to the running agent, instead of being one
+    /// A question about this node, instead of being its agent
     #[command(subcommand)]
     pub command: Option<Command>,
 }

@@ -2,11 +2,10 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use bytes::Bytes;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
@@ -24,15 +23,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const PICTURE: Duration = Duration::from_secs(1);
 /// Moves to the upper left corner, and clears what is below.
 const HOME: &str = "\x1b[H\x1b[J";
-
-/// Questions to the agent of this machine.
-#[derive(Clone, Debug, Subcommand)]
-pub enum Command {
-    /// What the agent wants of a pod, sees of it, waits for and since when; its last errors and the times of its start
-    Explain(Explain),
-    /// The pods of this node; live on a terminal
-    Pods(Pods),
-}
 
 /// How to print.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -74,29 +64,8 @@ pub struct Pods {
     once: bool,
 }
 
-/// Carries a command out for the agent with this state directory.
-#[must_use]
-pub fn run(command: &Command, root_dir: &Path) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let outcome = runtime.map_err(|error| format!("cannot start the runtime: {error}")).and_then(|runtime| {
-        runtime.block_on(async {
-            match command {
-                Command::Explain(explain) => explain.run(root_dir).await,
-                Command::Pods(pods) => pods.run(root_dir).await,
-            }
-        })
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(text) => {
-            eprintln!("agent: {text}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
 /// Writes to stdout; who reads may have gone.
-fn print(text: &str) {
+pub(crate) fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
@@ -145,7 +114,11 @@ fn point(text: &str, now: &Zoned) -> Result<i64, String> {
 }
 
 impl Explain {
-    async fn run(&self, root_dir: &Path) -> Result<(), String> {
+    /// Asks the agent with this state directory.
+    ///
+    /// # Errors
+    /// What a person has to know.
+    pub async fn run(&self, root_dir: &Path) -> Result<(), String> {
         let (namespace, name) = self.pod.split_once('/').unwrap_or((&self.namespace, &self.pod));
         let plain =
             |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b".-".contains(&b));
@@ -178,7 +151,11 @@ impl Explain {
 }
 
 impl Pods {
-    async fn run(&self, root_dir: &Path) -> Result<(), String> {
+    /// Asks the agent with this state directory.
+    ///
+    /// # Errors
+    /// What a person has to know.
+    pub async fn run(&self, root_dir: &Path) -> Result<(), String> {
         let socket: PathBuf = serve::socket(root_dir);
         let live = !self.once && self.output == Output::Text && std::io::stdout().is_terminal();
         loop {

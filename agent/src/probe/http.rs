@@ -141,7 +141,8 @@ fn escape(path: &str) -> String {
     out
 }
 
-fn resolve(base: &Uri, location: &str) -> String {
+/// The address that a `Location` header means.
+pub(crate) fn resolve(base: &Uri, location: &str) -> String {
     let root = format!("{}://{}", base.scheme_str().unwrap_or("http"), base.authority().map_or("", |a| a.as_str()));
     if location.contains("://") {
         location.to_owned()

@@ -3,6 +3,7 @@
 //! Every call has its own deadline; the channel reconnects by itself. Answers are reduced to the model of
 //! [`super`] at once, so that no CRI message outlives its call. Upstream counterpart: `k8s.io/cri-client`.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use tonic::{Code, Response, Status};
 
 use crate::metrics::Metrics;
 use crate::network::starting::Starting;
+use crate::pod;
 
 use super::exec_scope::{ExecScope, Execs};
 use super::identity::{
@@ -29,7 +31,7 @@ use super::identity::{
 use super::termination;
 use super::{
     Call, ContainerItem, ContainerRecord, ContainerState, ExecOutput, Exit, Filter, Health, ImageRecord, PodKey,
-    Runtime, RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState,
+    Runtime, RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState, StaticOrigin,
 };
 
 /// Largest message (upstream `maxMsgSize`).
@@ -161,7 +163,7 @@ fn container_state(state: i32) -> ContainerState {
     }
 }
 
-type Labels = std::collections::HashMap<String, String>;
+type Labels = HashMap<String, String>;
 
 fn pod_key(labels: &mut Labels) -> PodKey {
     PodKey {
@@ -199,6 +201,11 @@ fn end_early(status: &mut api::ContainerStatus, exit: Exit) -> bool {
     true
 }
 
+fn static_origin(annotations: &mut HashMap<String, String>) -> Option<StaticOrigin> {
+    let source = annotations.remove(pod::CONFIG_SOURCE).filter(|source| source == "file" || source == "http")?;
+    Some(StaticOrigin { source, seen: annotations.remove(pod::CONFIG_SEEN)? })
+}
+
 fn to_record(mut status: api::ContainerStatus, exit: Option<Exit>) -> ContainerRecord {
     let early = exit.is_some_and(|exit| end_early(&mut status, exit));
     let (file, fall_back) = last_words(&status);
@@ -215,6 +222,7 @@ fn to_record(mut status: api::ContainerStatus, exit: Option<Exit>) -> ContainerR
         }
         message.push_str(&words);
     }
+    let image = status.image.unwrap_or_default();
     ContainerRecord {
         id: status.id,
         name: labels.remove(CONTAINER_NAME).unwrap_or(metadata.name),
@@ -228,7 +236,8 @@ fn to_record(mut status: api::ContainerStatus, exit: Option<Exit>) -> ContainerR
         reason: status.reason,
         message,
         early,
-        image: status.image.unwrap_or_default().image,
+        image: image.image,
+        user_image: image.user_specified_image,
         image_ref: status.image_ref,
         hash: annotations.remove(CONTAINER_HASH).and_then(|h| u64::from_str_radix(&h, 16).ok()),
         log_path: status.log_path,
@@ -299,6 +308,7 @@ impl Runtime for CriRuntime {
                     attempt: s.metadata.map(|m| m.attempt).unwrap_or_default(),
                     state: sandbox_state(s.state),
                     created_at: s.created_at,
+                    origin: static_origin(&mut s.annotations),
                 })
                 .collect())
         }

@@ -124,6 +124,7 @@ impl Runtime for FakeRuntime {
                 attempt: s.attempt,
                 state: s.state,
                 created_at: s.created_at,
+                origin: None,
             })
             .collect()))
     }
@@ -238,6 +239,7 @@ impl Runtime for FakeRuntime {
                 message: String::new(),
                 early: false,
                 image: config.image.clone().unwrap_or_default().user_specified_image,
+                user_image: String::new(),
                 image_ref: "sha256:fake".into(),
                 hash: config.annotations.get(CONTAINER_HASH).and_then(|h| u64::from_str_radix(h, 16).ok()),
                 log_path: String::new(),

@@ -115,6 +115,8 @@ pub struct ContainerRecord {
     pub early: bool,
     /// The image as the pod named it or as the runtime resolved it.
     pub image: String,
+    /// The image exactly as the pod named it; empty where the runtime does not tell (containerd before 2.0).
+    pub user_image: String,
     /// The resolved image reference (`repo@sha256:…`).
     pub image_ref: String,
     /// Hash of the container's definition, from the annotation.
@@ -171,6 +173,15 @@ impl PodRecord {
     }
 }
 
+/// What a static pod's sandbox says of its manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaticOrigin {
+    /// `file` or `http`.
+    pub source: String,
+    /// When it was read, as the annotation `kubernetes.io/config.seen` has it.
+    pub seen: String,
+}
+
 /// A line of a sandbox listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxItem {
@@ -184,6 +195,8 @@ pub struct SandboxItem {
     pub state: SandboxState,
     /// Creation, nanoseconds since the epoch.
     pub created_at: i64,
+    /// Where a static pod comes from.
+    pub origin: Option<StaticOrigin>,
 }
 
 /// A line of a container listing.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
+use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube_common::backoff::WatchBackoff;
@@ -54,6 +55,16 @@ pub fn brief_watch(error: &watcher::Error) -> String {
 
 fn key(pod: &Pod) -> String {
     pod.metadata.uid.clone().unwrap_or_default()
+}
+
+/// All pods of a node, once.
+///
+/// # Errors
+/// What the API server answers.
+pub async fn list(client: kube::Client, node: &str) -> Result<PodSet, kube::Error> {
+    let api: Api<Pod> = Api::all(client);
+    let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    Ok(api.list(&params).await?.items.into_iter().map(|pod| (key(&pod), slim(pod))).collect())
 }
 
 /// Watches until `stop`.

@@ -15,10 +15,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::{PodSet, manifest};
-use crate::clock;
-use crate::events::Recorder;
-use crate::metrics::Metrics;
+use super::{PodSet, Teller, keep_same, manifest, publish, refuse, seen};
+use crate::adopt::statics::{self, Predecessors};
 use crate::pod;
 
 /// How long a burst of changes is gathered.
@@ -28,7 +26,8 @@ const GATHER: Duration = Duration::from_millis(20);
 struct Known {
     stamp: Option<(SystemTime, u64)>,
     pods: Vec<Arc<Pod>>,
-    wrong: bool,
+    /// Why its present content is not used.
+    wrong: Option<String>,
 }
 
 /// The state of the folder.
@@ -36,20 +35,34 @@ pub struct Folder {
     path: PathBuf,
     node: String,
     files: BTreeMap<PathBuf, Known>,
-    told: Option<(Arc<Recorder>, Metrics)>,
+    teller: Option<Teller>,
+    predecessors: Predecessors,
 }
 
 impl Folder {
     /// A folder (or a single file) that has not been read yet.
     #[must_use]
     pub fn new(path: &Path, node: &str) -> Self {
-        Self { path: path.to_owned(), node: node.to_owned(), files: BTreeMap::new(), told: None }
+        Self {
+            path: path.to_owned(),
+            node: node.to_owned(),
+            files: BTreeMap::new(),
+            teller: None,
+            predecessors: Predecessors::default(),
+        }
     }
 
-    /// Tells of wrong files by events of the node and a metric.
+    /// Tells of wrong files.
     #[must_use]
-    pub fn telling(mut self, recorder: Arc<Recorder>, metrics: Metrics) -> Self {
-        self.told = Some((recorder, metrics));
+    pub fn telling(mut self, teller: Teller) -> Self {
+        self.teller = Some(teller);
+        self
+    }
+
+    /// Takes over static pods that another agent has started.
+    #[must_use]
+    pub fn inheriting(mut self, predecessors: Predecessors) -> Self {
+        self.predecessors = predecessors;
         self
     }
 
@@ -69,14 +82,14 @@ impl Folder {
                 continue;
             }
             known.stamp = Some(stamp);
-            let outcome = Self::read(&path, &self.node, known);
-            known.wrong = outcome.is_err();
-            if let (Err(message), Some(known)) = (outcome, self.files.get(&path)) {
-                self.refuse(known, &message);
+            let outcome = Self::read(&path, &self.node, known, &mut self.predecessors);
+            known.wrong = outcome.err();
+            if let Some(message) = &known.wrong {
+                refuse(self.teller.as_ref(), !known.pods.is_empty(), message);
             }
         }
-        if let Some((_, metrics)) = &self.told {
-            metrics.invalid_manifests(self.wrong());
+        if let Some(teller) = &self.teller {
+            teller.wrong(self.wrong());
         }
         let mut out = PodSet::new();
         let mut names = BTreeMap::new();
@@ -117,7 +130,9 @@ impl Folder {
     }
 
     /// Takes a file's pods over; the error says why it cannot be used.
-    fn read(path: &Path, node: &str, known: &mut Known) -> Result<(), String> {
+    fn read(path: &Path, node: &str, known: &mut Known, predecessors: &mut Predecessors) -> Result<(), String> {
+        // Before the content: a change in between counts as one.
+        let changed = statics::changed(path);
         let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
         if bytes.len() > manifest::MAX_BYTES {
             let (length, most) = (bytes.len(), manifest::MAX_BYTES);
@@ -127,10 +142,14 @@ impl Folder {
             format!("{}: not UTF-8 from byte {}", path.display(), e.utf8_error().valid_up_to())
         };
         let text = String::from_utf8(bytes).map_err(not_text)?;
-        let seen = jiff::Timestamp::from_nanosecond(i128::from(clock::now())).map(|t| t.to_string());
-        let found = manifest::parse(path, &text, node, &seen.unwrap_or_default()).map_err(|e| e.to_string())?;
+        let mut found = manifest::parse(path, &text, node, &seen()).map_err(|e| e.to_string())?;
         for text in found.unknown {
             error!("{text} (ignored)");
+        }
+        for pod in &mut found.pods {
+            if predecessors.claim(pod, changed) {
+                info!(file = %path.display(), pod = %pod::display(pod), "this pod runs already and keeps its UID");
+            }
         }
         known.pods = found.pods.into_iter().map(|p| keep_same(&known.pods, p)).collect();
         for pod in &known.pods {
@@ -139,34 +158,16 @@ impl Folder {
         Ok(())
     }
 
-    fn refuse(&self, known: &Known, message: &str) {
-        let kept = if known.pods.is_empty() { "" } else { " (the pod from its former content runs on)" };
-        let text = format!("static pod manifest not used{kept}: {message}");
-        error!("{text}");
-        if let Some((recorder, _)) = &self.told {
-            recorder.node("Warning", "InvalidStaticPodManifest", &text);
-        }
+    /// Files that cannot be used, and why.
+    pub fn mistakes(&self) -> impl Iterator<Item = (&Path, &str)> {
+        self.files.iter().filter_map(|(path, known)| Some((path.as_path(), known.wrong.as_deref()?)))
     }
 
     /// How many files are wrong.
     #[must_use]
     pub fn wrong(&self) -> usize {
-        self.files.values().filter(|k| k.wrong).count()
+        self.mistakes().count()
     }
-}
-
-/// A pod that has not changed stays the same object, with the time it was first seen.
-fn keep_same(old: &[Arc<Pod>], new: Pod) -> Arc<Pod> {
-    let content = |pod: &Pod| {
-        let mut pod = pod.clone();
-        if let Some(annotations) = &mut pod.metadata.annotations {
-            annotations.remove(pod::CONFIG_SEEN);
-        }
-        pod
-    };
-    // A manifest may name its UID itself: the same UID is not yet the same pod.
-    let same = |o: &&Arc<Pod>| pod::uid(o) == pod::uid(&new) && content(o) == content(&new);
-    old.iter().find(same).cloned().unwrap_or_else(|| Arc::new(new))
 }
 
 /// Follows the folder until `stop`.
@@ -181,7 +182,7 @@ pub async fn run(mut folder: Folder, poll: Duration, out: watch::Sender<Option<P
                 }
             })
             .ok();
-        publish(&mut folder, &out);
+        publish(folder.scan(), &out);
         let lost = loop {
             let changed = async {
                 match &mut events {
@@ -194,13 +195,13 @@ pub async fn run(mut folder: Folder, poll: Duration, out: watch::Sender<Option<P
                 open = changed => if !open { break true },
                 () = tokio::time::sleep(poll) => {
                     // A folder made again has another inode: the watch has to be made again too.
-                    publish(&mut folder, &out);
+                    publish(folder.scan(), &out);
                     if events.is_none() { break false }
                     continue;
                 }
             }
             tokio::time::sleep(GATHER).await;
-            publish(&mut folder, &out);
+            publish(folder.scan(), &out);
             if !folder.path.exists() {
                 break true;
             }
@@ -213,17 +214,6 @@ pub async fn run(mut folder: Folder, poll: Duration, out: watch::Sender<Option<P
             }
         }
     }
-}
-
-fn publish(folder: &mut Folder, out: &watch::Sender<Option<PodSet>>) {
-    let set = folder.scan();
-    out.send_if_modified(|old| {
-        let same = old.as_ref().is_some_and(|o| o.len() == set.len() && set.keys().all(|k| o.contains_key(k)));
-        if !same {
-            *old = Some(set);
-        }
-        !same
-    });
 }
 
 fn watch_folder(path: &Path) -> std::io::Result<Inotify> {

@@ -32,11 +32,46 @@ pub struct Manifest {
     pub unknown: Vec<String>,
 }
 
-/// Reads a manifest.
+/// Where a manifest comes from; a pod's identity depends on it.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin<'a> {
+    /// A file of the node.
+    File(&'a Path),
+    /// A web server: every node that reads it has the same pods.
+    Url(&'a str),
+}
+
+impl<'a> Origin<'a> {
+    fn path(self) -> &'a Path {
+        match self {
+            Self::File(path) => path,
+            Self::Url(url) => Path::new(url),
+        }
+    }
+
+    /// The word of the annotation `kubernetes.io/config.source`.
+    fn source(self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Url(_) => "http",
+        }
+    }
+}
+
+/// Reads a manifest file.
 ///
 /// # Errors
 /// Every mistake with file, line, column and field.
 pub fn parse(path: &Path, text: &str, node: &str, seen: &str) -> Result<Manifest, ConfigError> {
+    parse_from(Origin::File(path), text, node, seen)
+}
+
+/// Reads a manifest.
+///
+/// # Errors
+/// Every mistake with origin, line, column and field.
+pub fn parse_from(origin: Origin<'_>, text: &str, node: &str, seen: &str) -> Result<Manifest, ConfigError> {
+    let path = origin.path();
     let documents = config::load_documents(path, text)?;
     let mut out = Manifest::default();
     let mut found = Vec::new();
@@ -48,7 +83,7 @@ pub fn parse(path: &Path, text: &str, node: &str, seen: &str) -> Result<Manifest
                     let mistakes = check(document, &pod, &prefix, node);
                     if mistakes.is_empty() {
                         note_class(document, &pod, &prefix, &mut out.unknown);
-                        identify(&mut pod, path, node, seen);
+                        identify(&mut pod, origin, node, seen);
                         out.pods.push(pod);
                     } else {
                         found.extend(mistakes);
@@ -281,10 +316,13 @@ fn system_priority(class: &str) -> Option<i32> {
 }
 
 /// Upstream's identity and defaults of a static pod.
-fn identify(pod: &mut Pod, path: &Path, node: &str, seen: &str) {
+fn identify(pod: &mut Pod, origin: Origin<'_>, node: &str, seen: &str) {
     if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
         let mut hash = Sha256::new();
-        hash.update(format!("host:{node}file:{}", path.display()));
+        match origin {
+            Origin::File(path) => hash.update(format!("host:{node}file:{}", path.display())),
+            Origin::Url(url) => hash.update(format!("url:{url}")),
+        }
         hash.update(serde_json::to_vec(&pod).unwrap_or_default());
         // Upstream's is an MD5: 32 hexadecimal digits.
         pod.metadata.uid = Some(hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect());
@@ -296,7 +334,7 @@ fn identify(pod: &mut Pod, path: &Path, node: &str, seen: &str) {
     }
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(pod::CONFIG_HASH.into(), uid);
-    annotations.insert(pod::CONFIG_SOURCE.into(), "file".into());
+    annotations.insert(pod::CONFIG_SOURCE.into(), origin.source().into());
     annotations.insert(pod::CONFIG_SEEN.into(), seen.to_owned());
     let spec = pod.spec.get_or_insert_default();
     spec.node_name = Some(node.to_owned());

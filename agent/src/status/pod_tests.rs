@@ -24,6 +24,7 @@ fn record(state: ContainerState, exit_code: i32) -> ContainerRecord {
         message: String::new(),
         early: false,
         image: "docker.io/library/busybox:1.28".into(),
+        user_image: String::new(),
         image_ref: "sha256:1".into(),
         hash: None,
         log_path: String::new(),

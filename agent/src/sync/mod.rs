@@ -298,10 +298,19 @@ pub(crate) fn restart_after_exit(pod: &Pod, role: Role, container: &Container, e
     }
 }
 
+/// Whether a container's name or image is another than when the instance was made.
+///
+/// Upstream compares hashes alone, and kubelets before 1.31 hashed the whole definition: with the image as the pod named it, their containers
+/// are known too.
+pub(crate) fn definition_changed(container: &Container, record: &ContainerRecord) -> bool {
+    let same_image = !record.user_image.is_empty() && Some(&record.user_image) == container.image.as_ref();
+    !same_image && record.hash.is_some_and(|hash| hash != container_hash(container))
+}
+
 /// Whether a running container has to be stopped, and why.
 fn must_kill(view: View<'_>, role: Role, container: &Container, record: &ContainerRecord) -> Option<Kill> {
     let name = &container.name;
-    let (reason, text) = if record.hash.is_some_and(|h| h != container_hash(container)) {
+    let (reason, text) = if definition_changed(container, record) {
         (KillReason::DefinitionChanged, format!("Container {name} definition changed"))
     } else {
         match view.memory.probes.get(&record.id) {

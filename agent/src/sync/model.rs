@@ -159,6 +159,7 @@ impl World {
                 message: String::new(),
                 early: false,
                 image: String::new(),
+                user_image: String::new(),
                 image_ref: String::new(),
                 hash: Some(container_hash(&container)),
                 log_path: String::new(),

@@ -31,6 +31,7 @@ fn record(name: &str, state: ContainerState, exit_code: i32) -> ContainerRecord 
         message: String::new(),
         early: false,
         image: String::new(),
+        user_image: String::new(),
         image_ref: String::new(),
         hash: None,
         log_path: String::new(),
@@ -151,6 +152,19 @@ fn a_changed_image_replaces_the_container() {
     assert_eq!(a.kill[0].reason, KillReason::DefinitionChanged);
     assert_eq!(a.kill[0].message, "Container m definition changed, will be restarted");
     assert_eq!(starts(&a), ["m"]);
+}
+
+#[test]
+fn a_hash_of_an_older_kubelet_is_no_change_when_the_image_is_the_same() {
+    let p = pod(json!({"containers": [{"name": "m", "image": "web:1"}]}));
+    let with = |user_image: &str| {
+        let record =
+            ContainerRecord { hash: Some(1), user_image: user_image.into(), ..record("m", ContainerState::Running, 0) };
+        decide(&p, ready(), vec![record], &Memory::default())
+    };
+    assert!(with("web:1").is_empty());
+    assert_eq!(with("web:2").kill.len(), 1);
+    assert_eq!(with("").kill.len(), 1);
 }
 
 #[test]

@@ -521,7 +521,7 @@ fn wrapper_of(volume: &Volume) -> Result<(&'static str, bool), VolumeCause> {
     } else if volume.git_repo.is_some() {
         Err(VolumeCause::GitRepo)
     } else {
-        Err(VolumeCause::Unsupported { kind: foreign_kind(volume) })
+        Err(VolumeCause::Unsupported { kind: foreign_kind(volume).unwrap_or("unknown") })
     }
 }
 
@@ -546,8 +546,9 @@ fn has_no_source(volume: &Volume) -> bool {
     *volume == bare
 }
 
-/// The kind of a volume that is not supported, for the message.
-fn foreign_kind(volume: &Volume) -> &'static str {
+/// The kind of a volume that is not supported.
+#[must_use]
+pub fn foreign_kind(volume: &Volume) -> Option<&'static str> {
     let kinds = [
         ("persistentVolumeClaim", volume.persistent_volume_claim.is_some()),
         ("csi", volume.csi.is_some()),
@@ -556,6 +557,23 @@ fn foreign_kind(volume: &Volume) -> &'static str {
         ("image", volume.image.is_some()),
         ("iscsi", volume.iscsi.is_some()),
         ("fc", volume.fc.is_some()),
+        ("awsElasticBlockStore", volume.aws_elastic_block_store.is_some()),
+        ("azureDisk", volume.azure_disk.is_some()),
+        ("azureFile", volume.azure_file.is_some()),
+        ("cephfs", volume.cephfs.is_some()),
+        ("cinder", volume.cinder.is_some()),
+        ("flexVolume", volume.flex_volume.is_some()),
+        ("flocker", volume.flocker.is_some()),
+        ("gcePersistentDisk", volume.gce_persistent_disk.is_some()),
+        ("gitRepo", volume.git_repo.is_some()),
+        ("glusterfs", volume.glusterfs.is_some()),
+        ("photonPersistentDisk", volume.photon_persistent_disk.is_some()),
+        ("portworxVolume", volume.portworx_volume.is_some()),
+        ("quobyte", volume.quobyte.is_some()),
+        ("rbd", volume.rbd.is_some()),
+        ("scaleIO", volume.scale_io.is_some()),
+        ("storageos", volume.storageos.is_some()),
+        ("vsphereVolume", volume.vsphere_volume.is_some()),
     ];
-    kinds.into_iter().find_map(|(name, set)| set.then_some(name)).unwrap_or("unknown")
+    kinds.into_iter().find_map(|(name, set)| set.then_some(name))
 }

@@ -31,7 +31,7 @@ mod tokens;
 pub use container::wants_etc_hosts;
 pub use error::{ContainerMountError, FAILED_MOUNT, TeardownError, VolumeCause, VolumeError};
 pub use folders::PodDir;
-pub use manager::{OnError, VolumeManager};
+pub use manager::{OnError, VolumeManager, foreign_kind};
 pub use mounts::{KernelMounter, Mounter};
 pub use objects::{ObjectReader, ReadError};
 pub use teardown::DiskPod;

@@ -232,7 +232,7 @@ pub async fn run(node: Arc<NodeContext>, mut desired: watch::Receiver<Desired>, 
 
 /// What the last status tells about waiting containers, so that a restart of the agent neither hides a reason nor
 /// forgets a restart delay.
-fn remembered(status: &PodStatus) -> (BTreeMap<String, Waiting>, BTreeMap<String, backoff::Backoff>) {
+pub(crate) fn remembered(status: &PodStatus) -> (BTreeMap<String, Waiting>, BTreeMap<String, backoff::Backoff>) {
     let (mut waiting, mut delays) = (BTreeMap::new(), BTreeMap::new());
     for container in [&status.container_statuses, &status.init_container_statuses].into_iter().flatten().flatten() {
         let Some(state) = container.state.as_ref().and_then(|s| s.waiting.as_ref()) else { continue };

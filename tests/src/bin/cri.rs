@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use hyper_util::rt::TokioIo;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
@@ -12,16 +11,7 @@ use k8s_cri::v1::{
     PodSandboxConfig, PodSandboxMetadata, PodSandboxStatusRequest, RemovePodSandboxRequest, RunPodSandboxRequest,
     StartContainerRequest, StopPodSandboxRequest,
 };
-use tonic::transport::{Channel, Endpoint};
-
-async fn connect(socket: String) -> Result<Channel> {
-    let connector = tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    // The address is not used: the connector knows where to go.
-    Ok(Endpoint::from_static("http://runtime").connect_with_connector(connector).await?)
-}
+use keelson_tests::runtime::connect;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {

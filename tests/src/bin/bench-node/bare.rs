@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use hyper_util::rt::TokioIo;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
@@ -12,7 +11,8 @@ use k8s_cri::v1::{
     StartContainerRequest, StopPodSandboxRequest,
 };
 use keelson_tests::lab::Lab;
-use tonic::transport::{Channel, Endpoint};
+use keelson_tests::runtime;
+use tonic::transport::Channel;
 
 use super::NODE;
 use super::cluster::{COMMAND, IMAGE};
@@ -25,15 +25,9 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Connects to the node's containerd. Its socket lies in the node's own `/run`, which the host sees through PID 1.
+    /// Connects to the node's containerd.
     pub async fn connect(lab: &Lab) -> Result<Self> {
-        let socket = format!("/proc/{}/root/run/containerd/containerd.sock", lab.pid(NODE)?);
-        let connector = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        // The address is not used: the connector knows where to go.
-        let channel = Endpoint::from_static("http://runtime").connect_with_connector(connector).await?;
+        let channel = runtime::containerd(lab, NODE).await?;
         let image = ImageSpec { image: IMAGE.to_owned(), ..ImageSpec::default() };
         let request = ImageStatusRequest { image: Some(image), verbose: false };
         let status = ImageServiceClient::new(channel.clone()).image_status(request).await?.into_inner();
