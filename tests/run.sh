@@ -4,30 +4,52 @@
 # Run only when they are named: real machines take many minutes.
 NAMED_STAGES="vm"
 STAGES="fmt clippy unit lab node conformance nodes workloads network cluster streams apps restart faults crash bad-input"
+# Suites with a lab of their own spend half their time waiting, so several run at once: the longest first. The others need the machine for themselves.
+SUITES="crash workloads conformance streams faults restart nodes node apps cluster network bad-input"
+LANES=${KEELSON_TEST_LANES:-2}
 
-# Runs one stage and keeps its output for the count of tests.
+# Runs one stage and keeps what it printed, and for the summary: its status, tests passed, failed and skipped, seconds.
 stage() {
     begun=$(date +%s)
     echo "=== $1"
     status=0
-    { "run_$2" 2>&1 || echo "stage $1 failed" >"$work/failed"; } | tee "$work/output"
-    [ -e "$work/failed" ] && { status=1; rm -f "$work/failed"; }
+    { "run_$(echo "$1" | tr - _)" 2>&1 || echo "stage $1 failed" >"$work/$1.failed"; } | tee "$work/$1.output"
+    [ -e "$work/$1.failed" ] && status=1
     # cargo and our suites end with the same line: test result: ok. 5 passed; 0 failed; 1 ignored; …
-    counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed; \([0-9]*\) ignored.*/\1 \2 \3/p' "$work/output" |
+    counts=$(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed; \([0-9]*\) ignored.*/\1 \2 \3/p' "$work/$1.output" |
         awk '{ p += $1; f += $2; i += $3 } END { print p + 0, f + 0, i + 0 }')
+    skips=$(grep -c '^SKIPPED ' "$work/$1.output" || true)
     # shellcheck disable=SC2086
     set -- "$1" $counts
-    skips=$(grep -c '^SKIPPED ' "$work/output" || true)
-    passed=$((passed + $2))
-    failed=$((failed + $3))
-    skipped=$((skipped + $4 + skips))
+    passed=$2 failed=$3
     # A stage without tests (fmt, clippy), or one that did not get to them.
     if [ $(($2 + $3)) -eq 0 ] || { [ $status -ne 0 ] && [ "$3" -eq 0 ]; }; then
         [ $status -eq 0 ] && passed=$((passed + 1)) || failed=$((failed + 1))
     fi
-    [ $status -eq 0 ] || broken="$broken $1"
-    summary="$summary$(printf '  %-10s %-7s %4d s' "$1" "$([ $status -eq 0 ] && echo ok || echo FAILED)" $(($(date +%s) - begun)))
-"
+    echo "$status $passed $failed $(($4 + skips)) $(($(date +%s) - begun))" >"$work/$1.result"
+}
+
+# Takes the next suite from the queue, runs it, and prints what it said in one piece, until there is none.
+lane() {
+    while name=$(flock "$work/queue.lock" sh -c 'head -n 1 "$1"; sed -i 1d "$1"' - "$work/queue") && [ -n "$name" ]; do
+        stage "$name" >"$work/$name.whole" 2>&1
+        flock "$work/print.lock" cat "$work/$name.whole"
+    done
+}
+
+# Runs suites several at once. Their tests wait longer then: a processor may be the other lane's.
+lanes() {
+    printf '%s\n' "$@" >"$work/queue"
+    [ -e "$work/built" ] || { build "" && : >"$work/built"; } || return 0
+    echo "=== $LANES lanes: $*"
+    export KEELSON_TEST_PATIENCE="${KEELSON_TEST_PATIENCE:-2}"
+    lane_pids=
+    for _ in $(seq "$LANES"); do
+        lane &
+        lane_pids="$lane_pids $!"
+    done
+    # shellcheck disable=SC2086
+    wait $lane_pids || true
 }
 
 run_fmt() { cargo fmt --all --check; }
@@ -39,8 +61,7 @@ run_clippy() {
 run_unit() { cargo test --locked --quiet --workspace --lib --bins --tests; }
 
 run_suite() {
-    [ -e "$work/built" ] || build "" || return 1
-    : >"$work/built"
+    [ -e "$work/built" ] || { build "" && : >"$work/built"; } || return 1
     cargo test --locked --quiet --workspace --test "$1"
 }
 run_lab() { run_suite lab; }
@@ -93,21 +114,44 @@ get_clients() {
         --target "$python" kubernetes >/dev/null 2>&1 || rm -rf "$python"
 }
 
+# Whether $1 is among the words of $2.
+among() {
+    case " $2 " in
+    *" $1 "*) return 0 ;;
+    esac
+    return 1
+}
+
 run_tests() {
-    passed=0 failed=0 skipped=0 broken='' summary=''
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     [ $# -gt 0 ] || set -- $STAGES
+    together=
     for name in "$@"; do
-        case " $STAGES $NAMED_STAGES " in
-        *" $name "*) ;;
-        *) die "there is no test '$name'; there are: $STAGES, and not among all: $NAMED_STAGES" ;;
-        esac
+        among "$name" "$STAGES $NAMED_STAGES" ||
+            die "there is no test '$name'; there are: $STAGES, and not among all: $NAMED_STAGES"
     done
+    for name in $SUITES; do
+        among "$name" "$*" && together="$together $name"
+    done
+    # One alone is seen while it runs; guests are too slow for two.
+    { [ "$LANES" -gt 1 ] && [ "$(echo "$together" | wc -w)" -gt 1 ] && [ -z "${KEELSON_TEST_GUESTS:-}" ]; } || together=
     for name in "$@"; do
-        stage "$name" "$(echo "$name" | tr - _)"
+        among "$name" "$together" || stage "$name"
     done
-    printf '\n%s\n' "$summary"
+    # shellcheck disable=SC2086
+    [ -z "$together" ] || lanes $together
+    passed=0 failed=0 skipped=0 broken=''
+    echo
+    for name in "$@"; do
+        # A suite that was not even begun, because nothing could be built.
+        [ -e "$work/$name.result" ] || echo "1 0 1 0 0" >"$work/$name.result"
+        read -r status p f s seconds <"$work/$name.result"
+        passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+        [ "$status" -eq 0 ] || broken="$broken $name"
+        printf '  %-11s %-7s %4d s\n' "$name" "$([ "$status" -eq 0 ] && echo ok || echo FAILED)" "$seconds"
+    done
+    echo
     [ -z "$broken" ] || echo "failed:$broken"
     echo "$passed passed, $failed failed, $skipped skipped"
     [ -z "$broken" ] && [ "$failed" -eq 0 ]

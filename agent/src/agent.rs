@@ -30,7 +30,9 @@ use crate::metrics::{Metrics, Population};
 use crate::node::facts::MachineFacts;
 use crate::node::{self, Readiness, report};
 use crate::pleg::Pleg;
+use crate::probe::ExecSlots;
 use crate::runtime::cri::{CriRuntime, socket_path};
+use crate::runtime::events::EventStreams;
 use crate::runtime::{Filter, Runtime, RuntimeVersion, identity};
 use crate::source::{Feed, Teller, api, file, url};
 use crate::status::manager::Statuses;
@@ -222,11 +224,14 @@ pub async fn run(
     let predecessors = first_list(&runtime, &pleg, &stop).await;
     notify::send(notify::READY);
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
-    if version.name == "containerd" {
-        let socket = socket_path(&config.kubelet.container_runtime_endpoint);
-        let reading = crate::runtime::events::read(socket, hint_tx, execs, metrics.clone(), stop.clone());
-        tasks.spawn("runtime-events", reading);
-    }
+    let streams = EventStreams {
+        socket: socket_path(&config.kubelet.container_runtime_endpoint),
+        containerd: version.name == "containerd",
+        hints: hint_tx,
+        execs,
+        metrics: metrics.clone(),
+    };
+    tasks.spawn("runtime-events", streams.read(stop.clone()));
     tasks.spawn("pleg", pleg.clone().run(hint_rx, stop.clone()));
     let (flight, recording) = Flight::new(&config.node.root_dir, stop.clone());
     tasks.spawn("flight-recorder", recording);
@@ -262,6 +267,7 @@ pub async fn run(
     let statuses = Arc::new(Statuses::default());
     let context = Arc::new(NodeContext {
         images: Images::new(runtime.clone(), recorder.clone(), config.kubelet.parallel_pulls()),
+        exec_slots: ExecSlots::default(),
         runtime: runtime.clone(),
         pleg: pleg.clone(),
         recorder: recorder.clone(),

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use crate::clock;
 use crate::events::Recorder;
 use crate::pod;
+use crate::pull_progress;
 use crate::runtime::{ImageRecord, Runtime};
 use crate::status::pod::Waiting;
 use crate::sync::backoff::{self, Backoff, Limits};
@@ -181,7 +182,8 @@ impl Images {
             None => None,
         };
         let began = Instant::now();
-        let outcome = self.try_pull(full, auths).await;
+        let tell = |text: &str| self.recorder.container(pod, container, "Normal", "Pulling", text);
+        let outcome = pull_progress::watched(&*self.runtime, image, tell, self.try_pull(full, auths)).await;
         drop(permit);
         match outcome {
             Ok(found) => {

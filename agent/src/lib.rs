@@ -34,6 +34,7 @@ pub mod orphans;
 pub mod pleg;
 pub mod pod;
 pub mod probe;
+pub mod pull_progress;
 pub mod runtime;
 pub mod runtime_class;
 pub mod server;

@@ -23,6 +23,8 @@ const USE_LAB: &str = "KEELSON_TEST_LAB";
 pub const GUESTS: &str = "KEELSON_TEST_GUESTS";
 /// How much longer than namespaces of this machine translated guests may take for everything.
 const GUESTS_PATIENCE: u32 = 4;
+/// With this set to a number, every wait is so many times longer than the test says: something else runs beside it.
+const PATIENCE: &str = "KEELSON_TEST_PATIENCE";
 /// With this set, a suite leaves its lab up for a look at it.
 const KEEP_LAB: &str = "KEELSON_TEST_KEEP";
 /// How often a condition is looked at.
@@ -53,6 +55,10 @@ pub fn programs() -> Result<PathBuf> {
     Ok(profile.context("this test lies in no target folder")?.to_path_buf())
 }
 
+fn patience_here() -> u32 {
+    std::env::var(PATIENCE).ok().and_then(|number| number.parse().ok()).unwrap_or(1).max(1)
+}
+
 /// Runs a command to its end; stdout when it succeeds, an error with all of its output when not.
 pub fn run(command: &mut Command, input: Option<&str>) -> Result<String> {
     let line = format!("{command:?}");
@@ -77,7 +83,7 @@ pub fn run(command: &mut Command, input: Option<&str>) -> Result<String> {
 impl Lab {
     /// The lab of this suite, newly made, with more arguments for `lab up`. On guests, if [`GUESTS`] asks for them.
     pub fn up(suite: &str, nodes: u8, more: &[&str]) -> Result<Self> {
-        let Ok(os) = std::env::var(GUESTS) else { return Self::make(suite, nodes, more, false, 1) };
+        let Ok(os) = std::env::var(GUESTS) else { return Self::make(suite, nodes, more, false, patience_here()) };
         // The control plane on a node: a machine less to translate.
         let all = [&["--compact", "--os", &os], more].concat();
         Self::make(suite, nodes, &all, true, GUESTS_PATIENCE)
@@ -111,7 +117,8 @@ impl Lab {
     /// A handle on a lab that this test makes and removes by itself.
     pub fn named(name: &str) -> Result<Self> {
         let (programs, api) = (programs()?, OnceLock::new());
-        Ok(Self { name: name.to_owned(), programs, ours: true, guests: false, api, patience: 1 })
+        let patience = patience_here();
+        Ok(Self { name: name.to_owned(), programs, ours: true, guests: false, api, patience })
     }
 
     /// For what needs a namespace or a process of this host.

@@ -7,7 +7,10 @@
 
 mod grpc;
 pub mod http;
+mod slots;
 mod task;
+
+pub use slots::ExecSlots;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

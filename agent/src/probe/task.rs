@@ -185,7 +185,7 @@ impl Task {
     }
 
     async fn exec(&self, command: Vec<String>, limit: Duration) -> Result {
-        match self.node.runtime.exec(&self.id, command.clone(), limit).await {
+        match self.node.exec_slots.run(self.node.runtime.exec(&self.id, command.clone(), limit)).await {
             Ok(output) if output.exit_code == 0 => Result::Success,
             Ok(output) => {
                 let cut = output.output.len().min(MAX_OUTPUT);

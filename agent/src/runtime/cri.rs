@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use containerd_client::services::v1::content_client::ContentClient;
+use containerd_client::services::v1::{ListStatusesRequest, Status as ContentStatus};
 use futures::FutureExt;
 use hyper_util::rt::TokioIo;
 use k8s_cri::v1 as api;
@@ -16,8 +18,9 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use keelson_streaming::remotecommand::Options as StreamOptions;
 use tokio::sync::broadcast;
+use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::metrics::Metrics;
 use crate::network::starting::Starting;
@@ -30,10 +33,12 @@ use super::identity::{
 };
 use super::termination;
 use super::{
-    Call, ContainerItem, ContainerRecord, ContainerState, ExecOutput, Exit, Filter, Health, ImageRecord, PodKey,
-    Runtime, RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState, StaticOrigin,
+    Call, ContainerItem, ContainerRecord, ContainerState, Download, ExecOutput, Exit, Filter, Health, ImageRecord,
+    PodKey, Runtime, RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState, StaticOrigin,
 };
 
+/// The namespace of containerd in which CRI keeps everything.
+const NAMESPACE: &str = "k8s.io";
 /// Largest message (upstream `maxMsgSize`).
 const MAX_MESSAGE: usize = 16 << 20;
 /// Deadline of an ordinary call (upstream `runtimeRequestTimeout`).
@@ -53,6 +58,7 @@ pub struct CriRuntime {
     pub(super) execs: Execs,
     pub(super) runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
+    content: ContentClient<Channel>,
 }
 
 /// Opens a channel to a unix socket; it connects at the first call and again whenever it has to.
@@ -87,6 +93,7 @@ impl CriRuntime {
             runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
+            content: ContentClient::new(channel.clone()),
             images: ImageServiceClient::new(channel)
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
@@ -581,6 +588,22 @@ impl Runtime for CriRuntime {
                 })
                 .await?;
             Ok(answer.image_ref)
+        }
+        .boxed()
+    }
+
+    /// containerd's own service; other runtimes do not have it, and the call says so.
+    fn downloads(&self) -> Call<'_, Download> {
+        async move {
+            let mut request = Request::new(ListStatusesRequest::default());
+            request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
+            let mut client = self.content.clone();
+            let list = self
+                .call("ListContentStatuses", READ_DEADLINE, async move { client.list_statuses(request).await })
+                .await?;
+            let sum =
+                |of: fn(&ContentStatus) -> i64| list.statuses.iter().map(|s| u64::try_from(of(s)).unwrap_or(0)).sum();
+            Ok(Download { done: sum(|status| status.offset), total: sum(|status| status.total) })
         }
         .boxed()
     }

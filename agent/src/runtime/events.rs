@@ -93,20 +93,34 @@ impl Hint {
     }
 }
 
-/// Reads both streams until `stop`, sending hints, and who began to run beside a container's first process.
-pub async fn read(
-    socket: PathBuf,
-    hints: mpsc::Sender<Hint>,
-    execs: broadcast::Sender<ExecStarted>,
-    metrics: Metrics,
-    stop: CancellationToken,
-) {
-    let (socket, hints, execs, metrics) = (socket.as_path(), &hints, &execs, &metrics);
-    let containerd = follow(Source::Containerd, hints, move || containerd(socket, hints, execs, metrics));
-    let cri = follow(Source::Cri, hints, move || cri(socket, hints, metrics));
-    tokio::select! {
-        () = stop.cancelled() => {}
-        ((), ()) = async { tokio::join!(containerd, cri) } => {}
+/// What a runtime tells by itself, and to whom it goes.
+pub struct EventStreams {
+    /// The runtime's socket.
+    pub socket: PathBuf,
+    /// Whether it is containerd, which has a stream of its own beside CRI's.
+    pub containerd: bool,
+    /// Where hints go.
+    pub hints: mpsc::Sender<Hint>,
+    /// Who began to run beside a container's first process.
+    pub execs: broadcast::Sender<ExecStarted>,
+    /// Counters.
+    pub metrics: Metrics,
+}
+
+impl EventStreams {
+    /// Reads all streams until `stop`.
+    pub async fn read(self, stop: CancellationToken) {
+        let Self { socket, hints, execs, metrics, .. } = &self;
+        let own = async {
+            if self.containerd {
+                follow(Source::Containerd, hints, || containerd(socket, hints, execs, metrics)).await;
+            }
+        };
+        let cri = follow(Source::Cri, hints, || cri(socket, hints, metrics));
+        tokio::select! {
+            () = stop.cancelled() => {}
+            ((), ()) = async { tokio::join!(own, cri) } => {}
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 
 use super::identity::{CONTAINER_HASH, POD_NAME, POD_NAMESPACE, POD_UID};
 use super::{
-    Call, ContainerItem, ContainerRecord, ContainerState, ExecOutput, Exit, Filter, Health, ImageRecord, PodKey,
-    Runtime, RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState,
+    Call, ContainerItem, ContainerRecord, ContainerState, Download, ExecOutput, Exit, Filter, Health, ImageRecord,
+    PodKey, Runtime, RuntimeError, RuntimeVersion, Sandbox, SandboxItem, SandboxState,
 };
 use crate::clock;
 
@@ -25,6 +25,21 @@ struct World {
     calls: Vec<String>,
     failures: BTreeMap<&'static str, RuntimeError>,
     images: Vec<String>,
+    downloads: Vec<Download>,
+    execs: Execs,
+}
+
+/// Commands in containers.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Execs {
+    /// How long each takes.
+    pub(crate) time: Duration,
+    /// How many run now.
+    pub(crate) now: usize,
+    /// The most that ran at once.
+    pub(crate) most: usize,
+    /// All there were.
+    pub(crate) all: usize,
 }
 
 /// The fake.
@@ -39,6 +54,21 @@ impl FakeRuntime {
         let fake = Self::default();
         fake.world.lock().images = images.iter().map(|i| (*i).to_owned()).collect();
         fake
+    }
+
+    /// What the runtime tells of downloads, one answer after the other.
+    pub(crate) fn set_downloads(&self, downloads: &[Download]) {
+        self.world.lock().downloads = downloads.to_vec();
+    }
+
+    /// Gives every command a duration.
+    pub(crate) fn set_exec_time(&self, time: Duration) {
+        self.world.lock().execs.time = time;
+    }
+
+    /// Commands until now.
+    pub(crate) fn execs(&self) -> Execs {
+        self.world.lock().execs
     }
 
     /// Names of the calls that changed something, in order.
@@ -280,7 +310,21 @@ impl Runtime for FakeRuntime {
     }
 
     fn exec<'a>(&'a self, _: &'a str, _: Vec<String>, _: Duration) -> Call<'a, ExecOutput> {
-        done(self.act("ExecSync", "", |_| Ok(ExecOutput::default())))
+        Box::pin(async move {
+            let outcome = self.act("ExecSync", "", |world| {
+                let execs = &mut world.execs;
+                execs.now += 1;
+                execs.most = execs.most.max(execs.now);
+                execs.all += 1;
+                Ok(execs.time)
+            });
+            let time = outcome?;
+            if !time.is_zero() {
+                tokio::time::sleep(time).await;
+            }
+            self.world.lock().execs.now -= 1;
+            Ok(ExecOutput::default())
+        })
     }
 
     fn reopen_log<'a>(&'a self, _: &'a str) -> Call<'a, ()> {
@@ -296,6 +340,12 @@ impl Runtime for FakeRuntime {
         done(self.act("PullImage", image, |_| {
             Err(RuntimeError::Failed { call: "PullImage", message: "no registry here".into() })
         }))
+    }
+
+    fn downloads(&self) -> Call<'_, Download> {
+        let mut world = self.world.lock();
+        let next = if world.downloads.is_empty() { None } else { Some(world.downloads.remove(0)) };
+        done(next.ok_or(RuntimeError::Unimplemented { call: "ListContentStatuses" }))
     }
 
     fn list_images(&self) -> Call<'_, Vec<ImageRecord>> {

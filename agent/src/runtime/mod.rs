@@ -288,6 +288,15 @@ pub struct ExecOutput {
     pub output: Vec<u8>,
 }
 
+/// What the runtime is downloading, all images together, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Download {
+    /// What is here.
+    pub done: u64,
+    /// What it will be.
+    pub total: u64,
+}
+
 /// Why a call to the runtime failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RuntimeError {
@@ -410,6 +419,10 @@ pub trait Runtime: Send + Sync {
     fn image_status<'a>(&'a self, image: &'a str) -> Call<'a, Option<ImageRecord>>;
     /// Pulls an image; returns the resolved reference.
     fn pull_image<'a>(&'a self, image: &'a str, auth: Option<cri_v1::AuthConfig>) -> Call<'a, String>;
+    /// Downloads that are under way, where the runtime tells.
+    fn downloads(&self) -> Call<'_, Download> {
+        Box::pin(async { Err(RuntimeError::Unimplemented { call: "ListContentStatuses" }) })
+    }
     /// All images.
     fn list_images(&self) -> Call<'_, Vec<ImageRecord>>;
     /// Removes an image.

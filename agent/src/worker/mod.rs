@@ -36,7 +36,7 @@ use crate::materials::Materials;
 use crate::metrics::Metrics;
 use crate::pleg::Pleg;
 use crate::pod;
-use crate::probe::Probes;
+use crate::probe::{ExecSlots, Probes};
 use crate::runtime::{PodRecord, Runtime};
 use crate::status::manager::Statuses;
 use crate::status::phase::Phase;
@@ -58,6 +58,8 @@ pub struct NodeContext {
     pub pleg: Arc<Pleg>,
     /// Images.
     pub images: Images,
+    /// Commands of probes that are starting.
+    pub exec_slots: ExecSlots,
     /// Events.
     pub recorder: Arc<Recorder>,
     /// What happened to the pods.

@@ -12,7 +12,7 @@ use crate::cgroup::Layout;
 use crate::config::kubelet::CgroupDriver;
 use crate::materials::Bare;
 use crate::runtime::fake::FakeRuntime;
-use crate::runtime::{ContainerState, RuntimeError};
+use crate::runtime::{ContainerRecord, ContainerState, RuntimeError};
 
 struct Bench {
     fake: Arc<FakeRuntime>,
@@ -36,6 +36,7 @@ fn bench() -> Bench {
     let path = |name: &str| dir.path().join(name);
     let node = Arc::new(NodeContext {
         images: Images::new(runtime.clone(), recorder.clone(), Some(1)),
+        exec_slots: ExecSlots::default(),
         pleg: Pleg::new(runtime.clone(), Metrics::default()),
         runtime,
         recorder,
@@ -310,4 +311,71 @@ async fn a_reserved_name_raises_the_attempt() {
     let again = b.start(simple());
     b.until("a new sandbox", restarts(1)).await;
     again.stop.cancel();
+}
+
+/// A pod with three exec probes, and its running container.
+fn probed(number: usize) -> (Arc<Pod>, PodRecord) {
+    let uid = format!("u{number}");
+    let probe = json!({"exec": {"command": ["true"]}, "periodSeconds": 10});
+    let pod = serde_json::from_value(
+        json!({"metadata": {"name": uid, "namespace": "ns", "uid": uid}, "spec": {"containers": [
+        {"name": "m", "image": "busybox:1", "startupProbe": probe, "livenessProbe": probe, "readinessProbe": probe}]}}),
+    )
+    .unwrap();
+    let container = ContainerRecord {
+        id: format!("c{number}"),
+        name: "m".into(),
+        sandbox_id: "s".into(),
+        restart_count: 0,
+        state: ContainerState::Running,
+        created_at: 1,
+        started_at: 1,
+        finished_at: 0,
+        exit_code: 0,
+        reason: String::new(),
+        message: String::new(),
+        early: false,
+        image: String::new(),
+        user_image: String::new(),
+        image_ref: String::new(),
+        hash: None,
+        log_path: String::new(),
+    };
+    (Arc::new(pod), PodRecord { uid, containers: vec![container], ..PodRecord::default() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_of_two_hundred_pods_do_not_stampede() {
+    const PODS: usize = 200;
+    let b = bench();
+    b.fake.set_exec_time(Duration::from_millis(50));
+    let slots = b.node.exec_slots.free();
+    let mut all = Vec::new();
+    for number in 0..PODS {
+        let (pod, record) = probed(number);
+        let mut probes = Probes::new(b.node.clone(), &PodStatus::default());
+        probes.update(&pod, &record, true);
+        all.push(probes);
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let execs = b.fake.execs();
+    assert!(execs.most <= slots, "{} commands at once, {slots} places", execs.most);
+    let ready = |probes: &Probes| probes.verdicts().values().all(|v| v.started == Some(true) && v.ready == Some(true));
+    assert_eq!(all.iter().filter(|probes| ready(probes)).count(), PODS);
+    // Startup once, then two probes every 10 s and what they waited.
+    assert!(execs.all >= PODS * (1 + 2 * 3), "{} commands in a minute", execs.all);
+}
+
+#[tokio::test(start_paused = true)]
+async fn commands_that_hang_do_not_hold_up_other_pods_probes() {
+    let b = bench();
+    let slots = b.node.exec_slots.free();
+    for _ in 0..slots * 3 {
+        let node = b.node.clone();
+        tokio::spawn(async move { node.exec_slots.run(std::future::pending::<()>()).await });
+    }
+    tokio::task::yield_now().await;
+    let began = tokio::time::Instant::now();
+    b.node.exec_slots.run(async {}).await;
+    assert!(began.elapsed() <= Duration::from_secs(4), "{:?}", began.elapsed());
 }
