@@ -51,6 +51,8 @@ struct Wanted {
     api: PodSet,
     /// Who could not be read, and why.
     silent: Vec<(String, String)>,
+    /// Manifests that cannot be used, and why.
+    wrong: Vec<(String, String)>,
 }
 
 impl Adopt {
@@ -71,12 +73,14 @@ impl Adopt {
         let records = pleg.all();
         let predecessors = Predecessors::of(&sandboxes);
         let wanted = wanted(config, &predecessors).await;
-        let silent: Vec<String> = wanted.silent.iter().map(|(who, _)| who.clone()).collect();
+        let names = |list: &[(String, String)]| -> Vec<String> { list.iter().map(|(who, _)| who.clone()).collect() };
+        let (silent, wrong) = (names(&wanted.silent), names(&wanted.wrong));
         let pods = judge_all(Node {
             wanted: &source::merge(&wanted.statics, &wanted.api),
             records: &records,
             predecessors: &predecessors,
             silent: &silent,
+            wrong: &wrong,
             policy: agent::policy(config),
             now: clock::now(),
         });
@@ -85,7 +89,12 @@ impl Adopt {
             node: config.node_name(),
             pods,
             findings: findings(config, &held, Path::new("/proc")),
-            unreadable: wanted.silent.into_iter().map(|(who, why)| format!("{who} cannot be read: {why}")).collect(),
+            unreadable: wanted
+                .silent
+                .into_iter()
+                .map(|(who, why)| format!("{who} cannot be read: {why}"))
+                .chain(wanted.wrong.into_iter().map(|(_, why)| why))
+                .collect(),
         };
         match self.output {
             Output::Text => crate::flight::command::print(&text(&answer)),
@@ -104,7 +113,7 @@ async fn wanted(config: &Config, predecessors: &Predecessors) -> Wanted {
     if let Some(path) = &config.kubelet.static_pod_path {
         let mut folder = file::Folder::new(path, &name).inheriting(predecessors.clone());
         out.statics.extend(folder.scan());
-        out.silent.extend(folder.mistakes().map(|(path, why)| (path.display().to_string(), why.to_owned())));
+        out.wrong.extend(folder.mistakes().map(|(path, why)| (path.display().to_string(), why.to_owned())));
     }
     if !config.kubelet.static_pod_url.is_empty() {
         let address = &config.kubelet.static_pod_url;

@@ -74,6 +74,8 @@ pub struct Case<'a> {
     pub record: Option<&'a PodRecord>,
     /// Sources that could not be read; a pod that nobody wants may come from one of them.
     pub silent: &'a [String],
+    /// Manifests that cannot be used; what one of them gave is wanted by nobody.
+    pub wrong: &'a [String],
     /// Settings.
     pub policy: Policy,
     /// Now, nanoseconds since the epoch.
@@ -99,6 +101,8 @@ pub struct Node<'a> {
     pub predecessors: &'a Predecessors,
     /// Sources that could not be read.
     pub silent: &'a [String],
+    /// Manifests that cannot be used; what one of them gave is wanted by nobody.
+    pub wrong: &'a [String],
     /// Settings.
     pub policy: Policy,
     /// Now, nanoseconds since the epoch.
@@ -115,7 +119,8 @@ pub fn judge_all(node: Node<'_>) -> Vec<Judgement> {
     for uid in uids {
         let wanted = node.wanted.get(uid).map(Arc::as_ref);
         let record = held.get(uid).copied();
-        let mut judgement = judge(Case { wanted, record, silent: node.silent, policy: node.policy, now: node.now });
+        let mut judgement =
+            judge(Case { wanted, record, silent: node.silent, wrong: node.wrong, policy: node.policy, now: node.now });
         let other = wanted.filter(|pod| pod::is_static(pod)).and_then(|pod| node.predecessors.other(pod));
         if let Some((old, seen)) = other.filter(|_| judgement.fate == Fate::Starts) {
             judgement.fate = Fate::Restarts;
@@ -143,22 +148,27 @@ pub fn judge(case: Case<'_>) -> Judgement {
     let record = case.record.unwrap_or(&empty);
     let (name, uid, (fate, reasons)) = match case.wanted {
         Some(pod) => (format!("{}/{}", pod::namespace(pod), pod::name(pod)), pod::uid(pod), wanted(pod, record, case)),
-        None => (format!("{}/{}", record.namespace, record.name), record.uid.as_str(), unwanted(record, case.silent)),
+        None => (format!("{}/{}", record.namespace, record.name), record.uid.as_str(), unwanted(record, case)),
     };
     Judgement { pod: name, uid: uid.to_owned(), fate, reasons }
 }
 
-fn unwanted(record: &PodRecord, silent: &[String]) -> (Fate, Vec<String>) {
-    if !silent.is_empty() {
-        let text =
-            format!("no source that could be read names it; it runs on until {} can be read", silent.join(" and "));
-        return (Fate::NotJudged, vec![text]);
+fn unwanted(record: &PodRecord, case: Case<'_>) -> (Fate, Vec<String>) {
+    if !case.silent.is_empty() {
+        let silent = case.silent.join(" and ");
+        return (
+            Fate::NotJudged,
+            vec![format!("no source that could be read names it; it runs on until {silent} can be read")],
+        );
     }
-    if record.any_live() {
-        let text = format!("no source names it: {} stopped", plural(running(record), "container"));
-        return (Fate::Ends, vec![text]);
+    if !record.any_live() {
+        return (Fate::CleanedUp, vec!["no source names it, and nothing of it runs".into()]);
     }
-    (Fate::CleanedUp, vec!["no source names it, and nothing of it runs".into()])
+    let mut reasons = vec![format!("no source names it: {} stopped", plural(running(record), "container"))];
+    if !case.wrong.is_empty() {
+        reasons.push(format!("it may be the pod of {}, which cannot be used as it is", case.wrong.join(" or of ")));
+    }
+    (Fate::Ends, reasons)
 }
 
 fn wanted(pod: &Pod, record: &PodRecord, case: Case<'_>) -> (Fate, Vec<String>) {
@@ -309,7 +319,14 @@ mod tests {
     }
 
     fn of(wanted: Option<&Pod>, record: Option<&PodRecord>, silent: &[String]) -> (Fate, String) {
-        let judgement = judge(Case { wanted, record, silent, policy: Policy::default(), now: 10 });
+        let judgement = judge(Case {
+            wanted,
+            record,
+            silent,
+            wrong: &["/m/bad.yaml".to_owned()],
+            policy: Policy::default(),
+            now: 10,
+        });
         assert_eq!(judgement.pod, "n/p");
         (judgement.fate, judgement.reasons.join("; "))
     }
@@ -337,7 +354,9 @@ mod tests {
     #[test]
     fn pods_that_nobody_wants_end_only_when_everybody_has_been_asked() {
         let (_, mut record) = pair(None);
-        assert_eq!(of(None, Some(&record), &[]).0, Fate::Ends);
+        let (fate, why) = of(None, Some(&record), &[]);
+        assert_eq!(fate, Fate::Ends);
+        assert!(why.contains("the pod of /m/bad.yaml"), "{why}");
         let (fate, why) = of(None, Some(&record), &["the API server".into()]);
         assert_eq!(fate, Fate::NotJudged);
         assert!(why.contains("until the API server can be read"), "{why}");

@@ -31,6 +31,12 @@ pub fn findings(config: &Config, records: &[PodRecord], processes: &Path) -> Vec
             )
         })
         .collect();
+    if config.node.kubeconfig.is_none() {
+        out.push(
+            "no kubeconfig is configured: an agent that is started like this ends every pod that no manifest names"
+                .into(),
+        );
+    }
     out.extend(driver(config, records));
     out.extend(folders(config, records));
     out.extend(managers(&config.node.root_dir));

@@ -1,21 +1,37 @@
 //! Property tests: whole histories of a pod against a model of the runtime.
 //!
-//! The model carries out what [`actions`] asks for, while exits, lost sandboxes, image edits and a deletion
-//! happen at random moments; after every step the invariants of the module are checked.
+//! The model carries out what [`actions`] asks for, while exits, lost sandboxes, lost events, image edits, a deletion and kills of the agent, also
+//! between two of its actions, happen at random moments; after every step the invariants of the module are checked, and that a phase which
+//! the API has seen as final stays.
 
+use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff;
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
 use crate::runtime::Sandbox;
+use crate::status::pod::{Facts, pod_status};
+use crate::worker::remembered;
 
 const S: i64 = 1_000_000_000;
 
 #[derive(Clone, Debug)]
 enum Step {
     Sync,
-    Exit { which: usize, code: i32 },
+    /// Decides by what was read last: events since then were lost.
+    Blind,
+    /// Is killed when it has done this many of its actions.
+    Killed {
+        after: usize,
+    },
+    /// The status reaches the API.
+    Send,
+    Exit {
+        which: usize,
+        code: i32,
+    },
     LoseSandbox,
     EditImage,
     Delete,
@@ -27,6 +43,9 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => Just(Step::Sync),
+        2 => Just(Step::Blind),
+        2 => (0usize..6).prop_map(|after| Step::Killed { after }),
+        2 => Just(Step::Send),
         4 => (0usize..5, prop_oneof![Just(0), Just(1), Just(137)]).prop_map(|(which, code)| Step::Exit { which, code }),
         1 => Just(Step::LoseSandbox),
         1 => Just(Step::EditImage),
@@ -42,6 +61,11 @@ struct World {
     pod: Pod,
     record: PodRecord,
     memory: Memory,
+    /// What the agent has read last.
+    seen: PodRecord,
+    /// The status as the agent has it, and as the API has it.
+    status: PodStatus,
+    sent: PodStatus,
     now: i64,
     next_id: u32,
     counts: BTreeMap<String, u32>,
@@ -56,7 +80,8 @@ impl World {
                 "containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "x"}]}}))
         .unwrap();
         let record = PodRecord::default();
-        Self { pod, record, memory: Memory::default(), now: S, next_id: 0, counts: BTreeMap::new() }
+        let (seen, status, sent) = Default::default();
+        Self { pod, record, memory: Memory::default(), seen, status, sent, now: S, next_id: 0, counts: BTreeMap::new() }
     }
 
     fn stop_all(&mut self) {
@@ -72,10 +97,39 @@ impl World {
         }
     }
 
+    /// What a worker shows of a record; whether that is final.
+    fn publish(&mut self, record: &PodRecord) -> bool {
+        let facts = Facts {
+            record,
+            memory: &self.memory,
+            waiting: &BTreeMap::new(),
+            previous: &self.status,
+            host_ips: &[],
+            terminal: false,
+            node_end: None,
+            now: jiff::Timestamp::from_nanosecond(i128::from(self.now)).unwrap(),
+        };
+        self.status = pod_status(&self.pod, &facts);
+        self.finished()
+    }
+
+    fn finished(&self) -> bool {
+        self.status.phase.as_deref().is_some_and(pod::is_terminal_phase)
+    }
+
     fn sync(&mut self) -> Result<(), TestCaseError> {
+        self.pass(&self.record.clone(), usize::MAX)
+    }
+
+    /// One pass of a worker that sees `seen`, up to `limit` actions.
+    fn pass(&mut self, seen: &PodRecord, limit: usize) -> Result<(), TestCaseError> {
+        // A worker whose pod has ended decides nothing any more.
+        if self.publish(seen) {
+            return Ok(());
+        }
         let a = actions(View {
             pod: &self.pod,
-            record: &self.record,
+            record: seen,
             memory: &self.memory,
             policy: Policy::default(),
             now: self.now,
@@ -83,16 +137,51 @@ impl World {
         if pod::is_deleted(&self.pod) {
             prop_assert!(a.start.is_empty() && a.create_sandbox.is_none());
         }
+        let main_runs =
+            seen.containers.iter().any(|c| is_main(&self.pod, &c.name) && c.state == ContainerState::Running);
+        if a.kill_pod && a.create_sandbox.is_none() && !pod::is_deleted(&self.pod) {
+            prop_assert!(
+                !main_runs || seen.ready_sandbox().is_none(),
+                "everything is stopped while a main container runs"
+            );
+        }
+        prop_assert!(a.kill.iter().all(|kill| kill.name != "s"), "the sidecar is stopped on its own");
+        self.carry_out(&a, limit)?;
+        self.seen = self.record.clone();
+        if limit == usize::MAX {
+            self.publish(&self.record.clone());
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, a: &Actions, limit: usize) -> Result<(), TestCaseError> {
+        let mut left = limit;
+        let mut next = || {
+            let more = left > 0;
+            left = left.saturating_sub(1);
+            more
+        };
         if a.kill_pod {
+            if !next() {
+                return Ok(());
+            }
             self.stop_all();
         }
         for kill in &a.kill {
+            if !next() {
+                return Ok(());
+            }
             let c = self.record.containers.iter_mut().find(|c| c.id == kill.id).expect("kills name a known instance");
-            c.state = ContainerState::Exited;
-            c.exit_code = 137;
-            c.finished_at = self.now;
+            if c.state == ContainerState::Running {
+                c.state = ContainerState::Exited;
+                c.exit_code = 137;
+                c.finished_at = self.now;
+            }
         }
         if let Some(attempt) = a.create_sandbox {
+            if !next() {
+                return Ok(());
+            }
             prop_assert!(self.record.sandboxes.iter().all(|s| s.attempt < attempt));
             prop_assert!(!self.record.any_live());
             self.next_id += 1;
@@ -109,6 +198,10 @@ impl World {
             );
         }
         for start in &a.start {
+            // The runtime starts nothing in a sandbox that is gone, which the agent may not know yet.
+            if !next() || self.record.ready_sandbox().is_none() {
+                return Ok(());
+            }
             self.start(start)?;
         }
         Ok(())
@@ -121,7 +214,6 @@ impl World {
             .iter()
             .any(|c| c.name == start.name && matches!(c.state, ContainerState::Running | ContainerState::Created));
         prop_assert!(!live, "a second live instance of {}", start.name);
-        prop_assert!(self.record.ready_sandbox().is_some(), "{} starts without a sandbox", start.name);
         if let Some(previous) = self.counts.get(&start.name) {
             prop_assert!(start.restart_count > *previous, "{} went back to {}", start.name, start.restart_count);
         }
@@ -168,10 +260,30 @@ impl World {
         Ok(())
     }
 
+    /// The next agent knows what the API and the runtime know.
+    fn restart(&mut self) {
+        self.status = self.sent.clone();
+        let (_, backoff) = remembered(&self.status);
+        self.memory = Memory { backoff, ..Memory::default() };
+        self.seen = self.record.clone();
+    }
+
     fn apply(&mut self, step: &Step) -> Result<(), TestCaseError> {
         self.now += S;
         match step {
             Step::Sync => self.sync()?,
+            Step::Blind => self.pass(&self.seen.clone(), usize::MAX)?,
+            Step::Killed { after } => {
+                self.pass(&self.record.clone(), *after)?;
+                self.restart();
+            }
+            Step::Send => {
+                let (was, is) = (self.sent.phase.clone(), self.status.phase.clone());
+                if let Some(was) = was.filter(|phase| pod::is_terminal_phase(phase)) {
+                    prop_assert_eq!(Some(was), is);
+                }
+                self.sent = self.status.clone();
+            }
             Step::Exit { which, code } => {
                 let now = self.now;
                 if let Some(c) =
@@ -190,7 +302,7 @@ impl World {
             Step::Delete => {
                 self.pod.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
             }
-            Step::AgentRestart => self.memory = Memory::default(),
+            Step::AgentRestart => self.restart(),
             Step::Wait(seconds) => self.now += seconds * S,
             Step::CollectExited => {
                 // The collector keeps the newest dead instance of each container.
@@ -203,7 +315,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(400), ..ProptestConfig::default() })]
 
     #[test]
     fn histories_keep_the_invariants(

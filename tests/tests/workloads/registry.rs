@@ -157,7 +157,9 @@ fn stalls(lab: &Lab, space: &Space<'_>, registry: &Registry, _: &Path) -> Result
             .context("a pod that waits for a pull does not go")?;
         let told = lab.node("node-1", &["/opt/keelson/bin/agent", "explain", "slow", "-n", &space.name])?;
         ensure!(told.contains("waits   image of main, since "), "{told}");
-        Ok(())
+        lab.until("the pull is told to go on", 30, || {
+            Ok(events(space)?.contains(&format!("Pulling: Still pulling image \"{image}\" after 10s")))
+        })
     })();
     registry.signal(Signal::SIGCONT)?;
     outcome?;
