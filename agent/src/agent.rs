@@ -231,7 +231,11 @@ pub async fn run(
         execs,
         metrics: metrics.clone(),
     };
-    tasks.spawn("runtime-events", streams.read(stop.clone()));
+    if config.node.runtime_events {
+        tasks.spawn("runtime-events", streams.read(stop.clone()));
+    } else {
+        info!("the runtime's events are not read (runtimeEvents: false)");
+    }
     tasks.spawn("pleg", pleg.clone().run(hint_rx, stop.clone()));
     let (flight, recording) = Flight::new(&config.node.root_dir, stop.clone());
     tasks.spawn("flight-recorder", recording);

@@ -45,6 +45,8 @@ pub struct NodeConfig {
     pub root_dir: PathBuf,
     /// Directory of certificates; `pki` in the state directory when missing.
     pub cert_dir: Option<PathBuf>,
+    /// Whether the runtime's events are read. Without them everything is listed each second, as upstream does.
+    pub runtime_events: bool,
     /// Pod network.
     pub network: NetworkConfig,
     /// Whether the service dataplane runs in this process.
@@ -64,6 +66,7 @@ impl Default for NodeConfig {
             register_with_taints: Vec::new(),
             root_dir: DEFAULT_ROOT.into(),
             cert_dir: None,
+            runtime_events: true,
             network: NetworkConfig::default(),
             dataplane: DataplaneMode::None,
             dataplane_config: None,

@@ -3,4 +3,5 @@
 pub mod configmap;
 pub mod density;
 pub mod restart;
+pub mod services;
 pub mod start;

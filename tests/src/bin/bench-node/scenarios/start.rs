@@ -18,15 +18,17 @@ const WARM_UP: usize = 3;
 /// The runtime's last work on a pod is over by then.
 const PAUSE: Duration = Duration::from_millis(150);
 
+/// What was measured, a value for each pod.
 #[derive(Default)]
-struct Times {
+pub struct Times {
     /// Creation asked for to ready seen.
-    start: Vec<Duration>,
+    pub start: Vec<Duration>,
     /// Creation asked for to bound to the node seen: the API server's and the scheduler's.
     bind: Vec<Duration>,
     /// Bound seen to ready seen, with the pod's name.
     node: Vec<(String, Duration)>,
-    exit: Vec<Duration>,
+    /// Death of the container to a status that says so.
+    pub exit: Vec<Duration>,
     bare: Vec<Duration>,
 }
 
@@ -50,6 +52,19 @@ pub async fn run(cluster: &Cluster<'_>, rounds: usize, figures: &mut Figures) ->
     share(cluster, &times, figures)?;
     figures.quantiles("exit_to_status", &times.exit);
     Ok(())
+}
+
+/// Pods one after the other, without bare calls between them.
+pub async fn rounds(cluster: &Cluster<'_>, prefix: &str, rounds: usize) -> Result<Times> {
+    let mut times = Times::default();
+    for round in 0..WARM_UP + rounds {
+        if round == WARM_UP {
+            times = Times::default();
+        }
+        pod(cluster, &format!("{prefix}-{round}"), &mut times).await?;
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(times)
 }
 
 async fn pod(cluster: &Cluster<'_>, name: &str, times: &mut Times) -> Result<()> {
