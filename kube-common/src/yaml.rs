@@ -197,6 +197,8 @@ pub fn parse_tolerant(text: &str) -> Result<(Vec<Node>, Vec<Vec<Duplicate>>), Ya
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
         return fail(Position { line, column }, "a NUL byte is not text".to_owned());
     }
+    // Some editors begin a file with a byte order mark, which the parser would take for a part of the first key.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
         match event {

@@ -69,8 +69,9 @@ pub fn parse(path: &Path, text: &str, node: &str, seen: &str) -> Result<Manifest
 type Located = (Pod, Vec<PathSegment>);
 
 fn decode(document: &Document, unknown: &mut Vec<String>) -> Result<Vec<Located>, Vec<Mistake>> {
-    let wrong = |field: &str, api: &str, kind: &str| {
-        vec![document.mistake_at(field, format!("a manifest must be a v1 Pod, this is {api:?} {kind:?}"))]
+    let wrong = |path: &[PathSegment], api: &str, kind: &str| {
+        let text = format!("a manifest must be a v1 Pod, this is {api:?} {kind:?}");
+        document.mistake(&[path, &[PathSegment::Key("kind".into())]].concat(), text)
     };
     match (document.api_version.as_str(), document.kind.as_str()) {
         ("v1", "Pod") => {
@@ -90,7 +91,7 @@ fn decode(document: &Document, unknown: &mut Vec<String>) -> Result<Vec<Located>
                 let text = |key, default| item.get_str(key).unwrap_or(default);
                 let (api, kind) = (text("apiVersion", "v1"), text("kind", "Pod"));
                 if (api, kind) != ("v1", "Pod") {
-                    found.extend(wrong(&format!("items[{index}].kind"), api, kind));
+                    found.push(wrong(&prefix, api, kind));
                     continue;
                 }
                 let json = item.to_json();
@@ -105,7 +106,7 @@ fn decode(document: &Document, unknown: &mut Vec<String>) -> Result<Vec<Located>
             }
             if found.is_empty() { Ok(out) } else { Err(found) }
         }
-        (api, kind) => Err(wrong("kind", api, kind)),
+        (api, kind) => Err(vec![wrong(&[], api, kind)]),
     }
 }
 

@@ -25,8 +25,7 @@ fn access_modes(spec: &Value, at: &str, errors: &mut Vec<FieldError>) {
     let (known, unknown): (Vec<&str>, Vec<&str>) =
         modes.iter().filter_map(Value::as_str).partition(|m| ACCESS_MODES.contains(m));
     errors.extend(unknown.into_iter().map(|mode| FieldError::not_supported(at.as_str(), mode, ACCESS_MODES)));
-    let alone = |mode: &&&str| **mode == "ReadWriteOncePod";
-    if known.iter().any(|mode| alone(&mode)) && !known.iter().all(|mode| alone(&mode)) {
+    if known.contains(&"ReadWriteOncePod") && known.iter().any(|mode| *mode != "ReadWriteOncePod") {
         errors.push(FieldError::forbidden(at, "may not use ReadWriteOncePod with other access modes"));
     }
 }
