@@ -17,6 +17,7 @@ pub mod embedded;
 pub mod env;
 pub mod events;
 pub mod flight;
+pub mod fuzz;
 pub mod gc;
 pub mod hooks;
 pub mod hosts;

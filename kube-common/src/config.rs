@@ -7,6 +7,7 @@
 //! Upstream counterpart: the strict decoding of `k8s.io/component-base` configuration.
 
 use std::fmt;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -16,6 +17,9 @@ use crate::yaml::{self, Node, PathSegment, Position};
 
 /// Most mistakes reported for one file; more help nobody.
 const MAX_MISTAKES: usize = 50;
+
+/// Longest field or message that is shown whole.
+const MAX_TEXT: usize = 2000;
 
 /// One mistake in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,21 +107,31 @@ impl Document {
 /// # Errors
 /// When it cannot be read or is not acceptable YAML.
 pub fn load_file(path: &Path) -> Result<Vec<Document>, ConfigError> {
-    let bytes = std::fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let text = String::from_utf8(bytes).map_err(|error| {
+    load_documents(path, &read_text(path)?)
+}
+
+/// Reads a file of at most [`yaml::MAX_BYTES`] as text.
+///
+/// # Errors
+/// When it cannot be read, is larger, or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    // One more byte than may be there tells that there are more; a file of any size costs no more than that.
+    file.take(yaml::MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    let wrong = |line, column, message: String| {
+        mistakes(path, vec![Mistake { position: Position { line, column }, field: String::new(), message }])
+    };
+    if bytes.len() > yaml::MAX_BYTES {
+        return Err(wrong(1, 1, format!("the file is too large; at most {} bytes are read", yaml::MAX_BYTES)).into());
+    }
+    String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;
         let column = valid.iter().rev().take_while(|byte| **byte != b'\n').count() + 1;
-        mistakes(
-            path,
-            vec![Mistake {
-                position: Position { line, column },
-                field: String::new(),
-                message: "the text is not UTF-8".into(),
-            }],
-        )
-    })?;
-    load_documents(path, &text)
+        wrong(line, column, "the text is not UTF-8; save the file in this encoding".into()).into()
+    })
 }
 
 /// Splits the text of a file into documents. `path` is for messages only.
@@ -131,7 +145,7 @@ pub fn load_documents(path: &Path, text: &str) -> Result<Vec<Document>, ConfigEr
         .into_iter()
         .zip(duplicates)
         .map(|(node, duplicates)| {
-            if !matches!(node.value, yaml::Value::Mapping(_)) {
+            if !matches!(node.resolved(), yaml::Value::Mapping(_)) {
                 return Err(
                     fail(node.position, "the document must be a mapping with apiVersion and kind".into()).into()
                 );
@@ -147,11 +161,36 @@ pub fn load_documents(path: &Path, text: &str) -> Result<Vec<Document>, ConfigEr
         .collect()
 }
 
-/// Bundles mistakes of a file, sorted by position.
+/// Leaves the ends of a text that is too long to help: a value may be as long as its file.
+fn shorten(text: &mut String) {
+    let boundary = |mut at: usize| {
+        while !text.is_char_boundary(at) {
+            at += 1;
+        }
+        at
+    };
+    if text.len() > MAX_TEXT {
+        let cut = boundary(MAX_TEXT / 2)..boundary(text.len() - MAX_TEXT / 2);
+        let left_out = cut.len();
+        text.replace_range(cut, &format!("... ({left_out} bytes left out) ..."));
+    }
+}
+
+/// Bundles mistakes of a file, sorted by position: the first of them, if there are many.
 #[must_use]
 pub fn mistakes(path: &Path, mut mistakes: Vec<Mistake>) -> Mistakes {
     mistakes.sort_by_key(|mistake| mistake.position);
     mistakes.dedup();
+    let more = mistakes.len().saturating_sub(MAX_MISTAKES);
+    if more > 0 {
+        mistakes.truncate(MAX_MISTAKES);
+        let position = mistakes.last().map(|mistake| mistake.position).unwrap_or_default();
+        mistakes.push(Mistake { position, field: String::new(), message: format!("and {more} more mistakes") });
+    }
+    for mistake in &mut mistakes {
+        shorten(&mut mistake.field);
+        shorten(&mut mistake.message);
+    }
     Mistakes { path: path.to_owned(), mistakes }
 }
 

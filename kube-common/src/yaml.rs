@@ -1,8 +1,8 @@
 //! YAML with positions, strict and bounded, for configuration files and static pod manifests.
 //!
-//! Invariants: a document never costs more than [`MAX_NODES`] nodes after its aliases are expanded, is never
-//! deeper than [`MAX_DEPTH`], and a duplicate key, a key that is no string, or a NUL byte is an error
-//! with line and column. Plain scalars resolve as upstream's parser does (YAML 1.1 booleans such as
+//! Invariants: a text never costs more than [`MAX_NODES`] nodes and [`MAX_BYTES`] bytes of text after its aliases are
+//! expanded, no document is deeper than [`MAX_DEPTH`] then, and a duplicate key, a key that is no string, or a NUL byte is
+//! an error with line and column. What stands behind an anchor is held once, whatever refers to it. Plain scalars resolve as upstream's parser does (YAML 1.1 booleans such as
 //! `yes` and `on` included), so that a manifest means the same here and there.
 //!
 //! Upstream counterpart: `sigs.k8s.io/yaml`, which turns YAML into JSON before anything reads it.
@@ -71,7 +71,7 @@ pub enum Value {
     Sequence(Vec<Node>),
     /// Keys in their order, each with its position. Keys are unique.
     Mapping(Vec<(String, Position, Node)>),
-    /// What an anchor named earlier.
+    /// What an anchor names: where it stands itself, and where it is referred to.
     Alias(Rc<Node>),
 }
 
@@ -94,6 +94,15 @@ impl Node {
         }
     }
 
+    /// The value, whether or not there is an anchor at it.
+    #[must_use]
+    pub fn resolved(&self) -> &Value {
+        match &self.value {
+            Value::Alias(node) => node.resolved(),
+            value => value,
+        }
+    }
+
     /// The value under `key`, if this is a mapping that has it.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Self> {
@@ -107,7 +116,7 @@ impl Node {
     /// The string under `key`.
     #[must_use]
     pub fn get_str(&self, key: &str) -> Option<&str> {
-        match &self.get(key)?.value {
+        match self.get(key)?.resolved() {
             Value::String(text) => Some(text),
             _ => None,
         }
@@ -188,6 +197,8 @@ pub fn parse_tolerant(text: &str) -> Result<(Vec<Node>, Vec<Vec<Duplicate>>), Ya
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
         return fail(Position { line, column }, "a NUL byte is not text".to_owned());
     }
+    // Some editors begin a file with a byte order mark, which the parser would take for a part of the first key.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
         match event {
@@ -201,6 +212,23 @@ pub fn parse_tolerant(text: &str) -> Result<(Vec<Node>, Vec<Vec<Duplicate>>), Ya
     Ok((builder.documents, builder.duplicates))
 }
 
+/// What a value costs when it is expanded.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    nodes: usize,
+    bytes: usize,
+    /// Levels below and with the value; a scalar has none.
+    depth: usize,
+}
+
+impl Cost {
+    fn add(&mut self, other: Self) {
+        self.nodes = self.nodes.saturating_add(other.nodes);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.depth = self.depth.max(other.depth);
+    }
+}
+
 /// An open sequence or mapping.
 struct Frame {
     node: Node,
@@ -209,6 +237,10 @@ struct Frame {
     key: Option<(String, Position)>,
     /// Whether that key is there already.
     again: bool,
+    /// The lines of the keys so far.
+    lines: HashMap<String, usize>,
+    /// Of what is inside.
+    cost: Cost,
 }
 
 impl Frame {
@@ -225,8 +257,8 @@ impl Frame {
 struct Builder {
     documents: Vec<Node>,
     stack: Vec<Frame>,
-    anchors: HashMap<usize, (Rc<Node>, usize)>,
-    nodes: usize,
+    anchors: HashMap<usize, (Rc<Node>, Cost)>,
+    total: Cost,
     /// Of the documents, and of the one that is open.
     duplicates: Vec<Vec<Duplicate>>,
     found: Vec<Duplicate>,
@@ -243,49 +275,64 @@ impl Builder {
             }
             Event::Scalar(text, style, anchor, tag) => {
                 let value = scalar(&text, style, tag.as_deref(), position)?;
-                self.count(1, position)?;
-                self.add(Node { position, value }, anchor)
+                let cost = Cost { nodes: 1, bytes: text.len(), depth: 0 };
+                self.count(cost, position)?;
+                self.add(Node { position, value }, cost, anchor)
             }
             Event::Alias(id) => {
-                let Some((node, size)) = self.anchors.get(&id).cloned() else {
+                let Some((node, cost)) = self.anchors.get(&id).cloned() else {
                     return Err(YamlError { position, message: "the alias names an anchor that is still open".into() });
                 };
-                self.count(size, position)?;
-                self.add(Node { position, value: Value::Alias(node) }, 0)
+                self.count(cost, position)?;
+                self.add(Node { position, value: Value::Alias(node) }, cost, 0)
             }
             Event::SequenceStart(anchor, _) => self.open(Value::Sequence(Vec::new()), anchor, position),
             Event::MappingStart(anchor, _) => self.open(Value::Mapping(Vec::new()), anchor, position),
             Event::SequenceEnd | Event::MappingEnd => match self.stack.pop() {
-                Some(frame) => self.add(frame.node, frame.anchor),
+                Some(frame) => {
+                    let mut cost = frame.cost;
+                    cost.nodes = cost.nodes.saturating_add(1);
+                    cost.depth += 1;
+                    self.add(frame.node, cost, frame.anchor)
+                }
                 None => Ok(()),
             },
         }
     }
 
     /// Counts what an alias expands to as well, so that a bomb of aliases stops here.
-    fn count(&mut self, nodes: usize, position: Position) -> Result<(), YamlError> {
-        self.nodes = self.nodes.saturating_add(nodes);
-        if self.nodes > MAX_NODES {
-            return Err(YamlError { position, message: format!("more than {MAX_NODES} values, aliases expanded") });
+    fn count(&mut self, cost: Cost, position: Position) -> Result<(), YamlError> {
+        self.total.add(cost);
+        let too_much =
+            |what: String| Err(YamlError { position, message: format!("more than {what}, aliases expanded") });
+        if self.total.nodes > MAX_NODES {
+            return too_much(format!("{MAX_NODES} values"));
+        }
+        if self.total.bytes > MAX_BYTES {
+            return too_much(format!("{MAX_BYTES} bytes of text"));
+        }
+        if self.stack.len() + cost.depth > MAX_DEPTH {
+            return Err(YamlError { position, message: format!("nested deeper than {MAX_DEPTH} levels") });
         }
         Ok(())
     }
 
     fn open(&mut self, value: Value, anchor: usize, position: Position) -> Result<(), YamlError> {
-        self.count(1, position)?;
-        if self.stack.len() >= MAX_DEPTH {
-            return Err(YamlError { position, message: format!("nested deeper than {MAX_DEPTH} levels") });
-        }
+        self.count(Cost { nodes: 1, bytes: 0, depth: 1 }, position)?;
         if let Some(Frame { node: Node { value: Value::Mapping(_), .. }, key: None, .. }) = self.stack.last() {
             return Err(YamlError { position, message: "a list or mapping cannot be a key".into() });
         }
-        self.stack.push(Frame { node: Node { position, value }, anchor, key: None, again: false });
+        let node = Node { position, value };
+        let (lines, cost) = (HashMap::new(), Cost::default());
+        self.stack.push(Frame { node, anchor, key: None, again: false, lines, cost });
         Ok(())
     }
 
-    fn add(&mut self, node: Node, anchor: usize) -> Result<(), YamlError> {
+    fn add(&mut self, mut node: Node, cost: Cost, anchor: usize) -> Result<(), YamlError> {
         if anchor != 0 {
-            self.anchors.insert(anchor, (Rc::new(node.clone()), size(&node)));
+            let (position, held) = (node.position, Rc::new(node));
+            self.anchors.insert(anchor, (held.clone(), cost));
+            node = Node { position, value: Value::Alias(held) };
         }
         let Some(frame) = self.stack.last_mut() else {
             if !matches!(node.value, Value::Null) {
@@ -294,20 +341,23 @@ impl Builder {
             }
             return Ok(());
         };
+        frame.cost.add(cost);
         match &mut frame.node.value {
             Value::Sequence(items) => items.push(node),
             Value::Mapping(entries) => match frame.key.take() {
                 None => {
                     let key = key_text(&node)?;
-                    let first = entries.iter().find(|(name, ..)| *name == key).map(|(_, at, _)| at.line);
+                    let first = frame.lines.get(&key).copied();
                     frame.again = first.is_some();
                     frame.key = Some((key.clone(), node.position));
-                    if let Some(line) = first
-                        && self.found.len() < MAX_DUPLICATES
-                    {
-                        let message = format!("the key {key:?} is given twice (first in line {line})");
-                        let path = self.stack.iter().filter_map(Frame::step).collect();
-                        self.found.push(Duplicate { path, error: YamlError { position: node.position, message } });
+                    match first {
+                        None => drop(frame.lines.insert(key, node.position.line)),
+                        Some(line) if self.found.len() < MAX_DUPLICATES => {
+                            let message = format!("the key {key:?} is given twice (first in line {line})");
+                            let path = self.stack.iter().filter_map(Frame::step).collect();
+                            self.found.push(Duplicate { path, error: YamlError { position: node.position, message } });
+                        }
+                        Some(_) => {}
                     }
                 }
                 Some(_) if frame.again => {}
@@ -316,15 +366,6 @@ impl Builder {
             _ => {}
         }
         Ok(())
-    }
-}
-
-fn size(node: &Node) -> usize {
-    1 + match &node.value {
-        Value::Sequence(items) => items.iter().map(size).sum(),
-        Value::Mapping(entries) => entries.iter().map(|(.., node)| size(node)).sum(),
-        Value::Alias(node) => size(node),
-        _ => 0,
     }
 }
 
@@ -369,8 +410,12 @@ fn number(text: &str) -> Option<serde_json::Number> {
     if !first.is_ascii_digit() && *first != b'.' {
         return None;
     }
-    let radix =
-        |digits: &str, radix| i64::from_str_radix(digits, radix).ok().map(|n| if negative { -n } else { n }.into());
+    // A sign behind the prefix is none of the number's.
+    let radix = |digits: &str, radix| {
+        let magnitude =
+            i64::from_str_radix(digits, radix).ok().filter(|n| *n >= 0 && !digits.starts_with(['+', '-']))?;
+        Some(if negative { -magnitude } else { magnitude }.into())
+    };
     if let Some(digits) = unsigned.strip_prefix("0x") {
         return radix(digits, 16);
     }
@@ -471,6 +516,45 @@ mod tests {
         }
         let deep = "[".repeat(200) + &"]".repeat(200);
         assert!(parse_documents(&deep).unwrap_err().message.contains("deeper"));
+    }
+
+    /// Each is small as text, and was not when it was read: a text that is repeated, levels that aliases add, a list that is
+    /// copied for every anchor around it, keys that are compared with each other.
+    #[test]
+    fn what_is_small_as_text_is_small_in_memory() {
+        let message = |text: &str| parse_documents(text).unwrap_err().message;
+        let repeated = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), vec!["*a"; 20].join(","));
+        assert!(message(&repeated).contains("bytes of text"));
+        let mut levels = "a0: &a0 [x]\n".to_owned();
+        for level in 1..1000 {
+            levels.push_str(&format!("a{level}: &a{level} [*a{}]\n", level - 1));
+        }
+        assert!(message(&levels).contains("deeper"));
+        let anchors: String = (0..90).map(|n| format!("&n{n} [")).collect();
+        let copied = format!("{anchors}{}{}", vec!["x"; 300_000].join(","), "]".repeat(90));
+        let begun = std::time::Instant::now();
+        assert_eq!(parse_documents(&copied).unwrap().len(), 1);
+        let keys: String = (0..200_000).map(|n| format!("k{n}: 1\n")).collect();
+        assert_eq!(parse_documents(&keys).unwrap()[0].to_json().as_object().unwrap().len(), 200_000);
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn an_anchor_changes_nothing_of_its_value() {
+        let documents = parse_documents("&doc\nkind: &kind Pod\nspec: &spec {a: 1}\nagain: *spec\n").unwrap();
+        assert_eq!(documents[0].get_str("kind"), Some("Pod"));
+        assert_eq!(documents[0].to_json(), json!({"kind":"Pod","spec":{"a":1},"again":{"a":1}}));
+        let path = [PathSegment::Key("again".into()), PathSegment::Key("a".into())];
+        assert_eq!(documents[0].locate(&path), Position { line: 3, column: 14 });
+    }
+
+    #[test]
+    fn numbers_with_two_signs_are_text() {
+        let least = "-0x-8000000000000000";
+        for text in [least, "0x-5", "0o+7", "0b-1", "--1", "+", "0x"] {
+            assert_eq!(one(&format!("a: {text}\n")), json!({"a": text}), "{text}");
+        }
+        assert_eq!(one("a: -0x10\n"), json!({"a": -16}));
     }
 
     proptest! {

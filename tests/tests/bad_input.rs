@@ -1,12 +1,17 @@
 //! Bad input: one clear error that names the file, line or field, and everything else goes on.
 
+#[path = "../../control-plane/kinds/tests/cases/mod.rs"]
+mod cases;
+
 use std::io::Write;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use http::Method;
 use keelson_tests::lab::Lab;
 use keelson_tests::manifests;
 use keelson_tests::suite::{self, Test};
+use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     let tests: &[Test] = &[
@@ -18,6 +23,10 @@ fn main() -> ExitCode {
         ("a_garbled_proxy_yaml", garbled_proxy),
         ("a_cni_conflist_with_a_wrong_type", wrong_cni),
         ("a_garbled_static_manifest_among_good_ones", garbled_manifest),
+        ("pods_with_every_field_wrong_in_turn", wrong_pods),
+        ("templates_with_every_field_wrong_in_turn", wrong_templates),
+        ("odd_pods_that_are_good", odd_pods),
+        ("wrong_pods_as_static_manifests_among_good_ones", wrong_static_pods),
     ];
     suite::main("bad-input", 1, tests)
 }
@@ -203,6 +212,123 @@ fn garbled_manifest(lab: &Lab) -> Result<()> {
     started?;
     names(&log, &["a-bad.yaml:6", "spec.containers", "b-bomb.yaml"])?;
     goes_on(lab, "after-manifest")
+}
+
+/// What a refusal says of each field.
+fn causes(refusal: &Value) -> Vec<String> {
+    let all = refusal["details"]["causes"].as_array().cloned().unwrap_or_default();
+    let text = |cause: &Value, key: &str| cause[key].as_str().unwrap_or_default().to_owned();
+    all.iter().map(|cause| format!("{}: {}", text(cause, "field"), text(cause, "message"))).collect()
+}
+
+fn wrong_pods(lab: &Lab) -> Result<()> {
+    let space = lab.space("wrong-pods")?;
+    let path = space.url("pods?fieldValidation=Strict");
+    let wrong: Vec<_> = cases::wrong().into_iter().filter(|case| case.is_api).collect();
+    println!("{} wrong pods", wrong.len());
+    for case in &wrong {
+        let refusal = lab.api()?.refused(&Method::POST, &path, Some(&case.pod), 422).context(case.shown.clone())?;
+        let said = causes(&refusal);
+        let missing = case.says.iter().find(|wanted| !said.contains(wanted));
+        ensure!(missing.is_none(), "{}: {missing:?} is not in {said:?}", case.shown);
+    }
+    for case in cases::undecodable() {
+        let refusal = lab.api()?.refused(&Method::POST, &path, Some(&case.pod), 400).context(case.shown.clone())?;
+        names(&refusal.to_string().replace("\\\"", "\""), &case.says.iter().map(String::as_str).collect::<Vec<_>>())?;
+    }
+    // kubectl shows the same.
+    for case in wrong.iter().skip(10).step_by(50) {
+        let error = lab.kubectl_fails(&["create", "-n", &space.name, "-f", "-"], Some(&case.pod.to_string()))?;
+        names(&error, &case.fields()).context(case.shown.clone())?;
+    }
+    goes_on(lab, "after-wrong-pods")
+}
+
+fn wrong_templates(lab: &Lab) -> Result<()> {
+    let space = lab.space("wrong-templates")?;
+    let path = format!("/apis/apps/v1/namespaces/{}/deployments", space.name);
+    for case in cases::wrong().into_iter().filter(|case| case.is_template).step_by(5) {
+        let mut template = case.pod;
+        template["metadata"]["labels"] = json!({"a": "b"});
+        let object = json!({
+            "metadata": {"name": "d"},
+            "spec": {"selector": {"matchLabels": {"a": "b"}},
+                "template": {"metadata": template["metadata"], "spec": template["spec"]}},
+        });
+        let refusal = lab.api()?.refused(&Method::POST, &path, Some(&object), 422).context(case.shown.clone())?;
+        let said = causes(&refusal);
+        let missing = case.says.iter().find(|wanted| !said.contains(&format!("spec.template.{wanted}")));
+        ensure!(missing.is_none(), "{}: {missing:?} is not in {said:?}", case.shown);
+    }
+    goes_on(lab, "after-wrong-templates")
+}
+
+fn odd_pods(lab: &Lab) -> Result<()> {
+    let space = lab.space("odd-pods")?;
+    let path = space.url("pods?dryRun=All&fieldValidation=Strict");
+    for case in cases::valid().into_iter().filter(|case| case.is_api) {
+        lab.api()?.create(&path, &case.pod).context(case.shown)?;
+    }
+    for (what, pod) in cases::huge() {
+        lab.api()?.create(&path, &pod).context(what)?;
+    }
+    goes_on(lab, "after-odd-pods")
+}
+
+/// What a text says from a word on.
+fn after<'a>(text: &'a str, word: &str, most: usize) -> Option<&'a str> {
+    let found = &text[text.find(word)?..];
+    let end = (0..=found.len().min(most)).rev().find(|end| found.is_char_boundary(*end))?;
+    Some(&found[..end])
+}
+
+fn wrong_static_pods(lab: &Lab) -> Result<()> {
+    let path = |name: &str| format!("/etc/kubernetes/manifests/{name}");
+    let wrong: Vec<_> = cases::wrong().into_iter().filter(|case| case.is_static).step_by(5).collect();
+    println!("{} wrong manifests", wrong.len());
+    let good = |name: &str| manifests::shell(name, "Always", "sleep 10000");
+    let hostile = [
+        ("h-deep.yaml", format!("a: {}\n", "[".repeat(10_000)), "limit exceeded"),
+        ("h-nul.yaml", "kind: \"Pod\0\"\n".to_owned(), "NUL"),
+        ("h-twice.yaml", format!("{}kind: Pod\n", good("twice")), "given twice"),
+        ("h-large.yaml", "#".repeat((10 << 20) + 1), "10485760"),
+        ("h-name.yaml", good(&"n".repeat(100_000)), "no more than 253"),
+        ("h-second.yaml", format!("{}---\nkind: Secret\napiVersion: v1\n", good("second")), "must be a v1 Pod"),
+    ];
+    let mut files: Vec<String> = Vec::new();
+    let mut put = |name: String, text: &str| {
+        files.push(name.clone());
+        lab.put("node-1", &path(&name), text)
+    };
+    put("a-good.yaml".to_owned(), &good("first-good"))?;
+    for (i, case) in wrong.iter().enumerate() {
+        put(format!("w-{i}.yaml"), &serde_json::to_string_pretty(&case.pod)?)?;
+    }
+    for (name, text, _) in &hostile {
+        put((*name).to_owned(), text)?;
+    }
+    put("z-good.yaml".to_owned(), &good("last-good"))?;
+    let started = lab.until("the good ones run", 120, || {
+        let running = |name: &str| lab.json(&["get", "pod", name]).is_ok_and(|pod| pod["status"]["phase"] == "Running");
+        Ok(running("first-good-node-1") && running("last-good-node-1"))
+    });
+    let log = lab.log("node-1", "agent")?;
+    for name in &files {
+        lab.remove("node-1", &path(name))?;
+    }
+    started?;
+    for (i, case) in wrong.iter().enumerate() {
+        // Where an error has more lines than one, the first has the file; a long key is shortened.
+        let told = after(&log, &format!("w-{i}.yaml:"), 200_000);
+        let told = told.with_context(|| format!("nothing is said of {}", case.shown))?;
+        let field = case.fields()[0].split('[').next().unwrap_or_default().to_owned();
+        names(told, &[&field]).with_context(|| case.shown.clone())?;
+    }
+    for (name, _, part) in &hostile {
+        let told = after(&log, &format!("{name}:"), 10_000).with_context(|| format!("nothing is said of {name}"))?;
+        names(told, &[part])?;
+    }
+    goes_on(lab, "after-wrong-static-pods")
 }
 
 /// Nine levels of nine aliases each.

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use futures::StreamExt;
 use inotify::{Inotify, WatchMask};
 use k8s_openapi::api::core::v1::Pod;
+use kube_common::config;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -133,15 +134,7 @@ impl Folder {
     fn read(path: &Path, node: &str, known: &mut Known, predecessors: &mut Predecessors) -> Result<(), String> {
         // Before the content: a change in between counts as one.
         let changed = statics::changed(path);
-        let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        if bytes.len() > manifest::MAX_BYTES {
-            let (length, most) = (bytes.len(), manifest::MAX_BYTES);
-            return Err(format!("{}: {length} bytes; at most {most} are read", path.display()));
-        }
-        let not_text = |e: std::string::FromUtf8Error| {
-            format!("{}: not UTF-8 from byte {}", path.display(), e.utf8_error().valid_up_to())
-        };
-        let text = String::from_utf8(bytes).map_err(not_text)?;
+        let text = config::read_text(path).map_err(|e| e.to_string())?;
         let mut found = manifest::parse(path, &text, node, &seen()).map_err(|e| e.to_string())?;
         for text in found.unknown {
             error!("{text} (ignored)");

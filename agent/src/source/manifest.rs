@@ -8,20 +8,20 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Toleration};
 use keelson_kinds::{names, static_pod};
 use kube_common::config::{self, ConfigError, Document, Mistake};
-use kube_common::yaml::PathSegment;
+use kube_common::yaml::{Node, PathSegment, Value};
 use sha2::{Digest, Sha256};
 
 use crate::images;
 use crate::pod;
-
-/// Largest manifest (upstream `maxConfigLength`).
-pub const MAX_BYTES: usize = 10 << 20;
 
 /// Priority classes that every cluster has.
 const CLUSTER_CRITICAL: &str = "system-cluster-critical";
 const NODE_CRITICAL: &str = "system-node-critical";
 /// Nobody else may make classes whose names begin so.
 const SYSTEM_CLASSES: &str = "system-";
+
+/// Most unknown fields told of one manifest; more help nobody.
+const MAX_UNKNOWN: usize = 50;
 
 /// What a manifest holds.
 #[derive(Debug, Default)]
@@ -93,32 +93,55 @@ pub fn parse_from(origin: Origin<'_>, text: &str, node: &str, seen: &str) -> Res
             Err(mistakes) => found.extend(mistakes),
         }
     }
+    let more = out.unknown.len().saturating_sub(MAX_UNKNOWN);
+    if more > 0 {
+        out.unknown.truncate(MAX_UNKNOWN);
+        out.unknown.push(format!("{}: and {more} more unknown fields", path.display()));
+    }
     if found.is_empty() { Ok(out) } else { Err(config::mistakes(path, found).into()) }
 }
 
 type Located = (Pod, Vec<PathSegment>);
 
 fn decode(document: &Document, unknown: &mut Vec<String>) -> Result<Vec<Located>, Vec<Mistake>> {
-    let json = document.node.to_json();
+    let wrong = |path: &[PathSegment], api: &str, kind: &str| {
+        let text = format!("a manifest must be a v1 Pod, this is {api:?} {kind:?}");
+        document.mistake(&[path, &[PathSegment::Key("kind".into())]].concat(), text)
+    };
     match (document.api_version.as_str(), document.kind.as_str()) {
         ("v1", "Pod") => {
+            let json = document.node.to_json();
             note_unknown(document, &json, &[], unknown);
             Ok(vec![(config::decode_value::<Pod>(&document.node, json)?, Vec::new())])
         }
         ("v1", "PodList" | "List") => {
-            let items = json.get("items").and_then(|i| i.as_array()).cloned().unwrap_or_default();
-            let mut out = Vec::new();
-            for (index, item) in items.into_iter().enumerate() {
+            let items = match document.node.get("items").map(Node::resolved) {
+                Some(Value::Sequence(items)) => items.as_slice(),
+                Some(Value::Null) | None => &[],
+                Some(_) => return Err(vec![document.mistake_at("items", "must be a list of pods")]),
+            };
+            let (mut out, mut found) = (Vec::new(), Vec::new());
+            for (index, item) in items.iter().enumerate() {
                 let prefix = vec![PathSegment::Key("items".into()), PathSegment::Index(index)];
-                note_unknown(document, &item, &prefix, unknown);
-                let pod = serde_json::from_value(item).map_err(|e| vec![document.mistake(&prefix, e.to_string())])?;
-                out.push((pod, prefix));
+                let text = |key, default| item.get_str(key).unwrap_or(default);
+                let (api, kind) = (text("apiVersion", "v1"), text("kind", "Pod"));
+                if (api, kind) != ("v1", "Pod") {
+                    found.push(wrong(&prefix, api, kind));
+                    continue;
+                }
+                let json = item.to_json();
+                note_unknown(document, &json, &prefix, unknown);
+                match config::decode_value::<Pod>(item, json) {
+                    Ok(pod) => out.push((pod, prefix)),
+                    Err(mistakes) => found.extend(mistakes.into_iter().map(|mistake| Mistake {
+                        field: format!("items[{index}].{}", mistake.field).trim_end_matches('.').to_owned(),
+                        ..mistake
+                    })),
+                }
             }
-            Ok(out)
+            if found.is_empty() { Ok(out) } else { Err(found) }
         }
-        (api, kind) => {
-            Err(vec![document.mistake_at("kind", format!("a manifest must be a v1 Pod, this is {api:?} {kind:?}"))])
-        }
+        (api, kind) => Err(vec![wrong(&[], api, kind)]),
     }
 }
 
@@ -189,7 +212,7 @@ impl Checker<'_> {
 /// Checks what the API server would have checked and what a static pod may not have.
 fn check(document: &Document, pod: &Pod, prefix: &[PathSegment], node: &str) -> Vec<Mistake> {
     let mut c = Checker { document, prefix, found: Vec::new() };
-    for error in static_pod::validate(&serde_json::to_value(pod).unwrap_or_default()) {
+    for error in static_pod::validate(&serde_json::to_value(pod).unwrap_or_default(), node) {
         c.fail(&error.field, error.body());
     }
     check_identity(&mut c, pod, node);
@@ -276,11 +299,6 @@ fn check_references(c: &mut Checker<'_>, spec: &PodSpec) {
 }
 
 fn check_container(c: &mut Checker<'_>, at: &str, container: &Container) {
-    for (i, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        if !mount.mount_path.starts_with('/') {
-            c.fail(&format!("{at}.volumeMounts[{i}].mountPath"), "must be an absolute path");
-        }
-    }
     for (i, env) in container.env.iter().flatten().enumerate() {
         let source = env.value_from.as_ref();
         if source.is_some_and(|s| s.config_map_key_ref.is_some()) {
@@ -292,17 +310,6 @@ fn check_container(c: &mut Checker<'_>, at: &str, container: &Container) {
     }
     if container.env_from.as_ref().is_some_and(|e| !e.is_empty()) {
         c.refers(&format!("{at}.envFrom"), "configmaps or secrets");
-    }
-    for (kind, map) in [
-        ("requests", container.resources.as_ref().and_then(|r| r.requests.as_ref())),
-        ("limits", container.resources.as_ref().and_then(|r| r.limits.as_ref())),
-    ] {
-        for (key, value) in map.into_iter().flatten() {
-            if kube_common::quantity::Quantity::parse(&value.0).is_err() {
-                let text = format!("{:?} is no quantity such as 100m or 1Gi", value.0);
-                c.fail(&format!("{at}.resources.{kind}[{key}]"), text);
-            }
-        }
     }
 }
 

@@ -16,6 +16,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::Pod;
+use kube_common::yaml;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -73,7 +74,7 @@ enum FetchError {
     Status(StatusCode),
     #[error("more than {MAX_REDIRECTS} redirects")]
     Redirects,
-    #[error("the answer is longer than the {} bytes that are read at most, or broke off", manifest::MAX_BYTES)]
+    #[error("the answer is longer than the {} bytes that are read at most, or broke off", yaml::MAX_BYTES)]
     Body,
 }
 
@@ -148,7 +149,7 @@ impl Remote {
             if !status.is_success() {
                 return Err(FetchError::Status(status));
             }
-            let body = Limited::new(response.into_body(), manifest::MAX_BYTES);
+            let body = Limited::new(response.into_body(), yaml::MAX_BYTES);
             return body.collect().await.map(|body| body.to_bytes()).map_err(|_| FetchError::Body);
         }
         Err(FetchError::Redirects)
@@ -356,7 +357,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_without_end_is_refused() {
-        let endless = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}", "a".repeat(manifest::MAX_BYTES + 1));
+        let endless = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}", "a".repeat(yaml::MAX_BYTES + 1));
         let (port, _) = serve(vec![endless, answer("200 OK", "", &manifest("a"))]).await;
         let mut source = follow(&format!("http://127.0.0.1:{port}/"), &BTreeMap::new());
         assert_eq!(names(&mut source).await, ["a-n"]);

@@ -56,7 +56,7 @@ pub fn ready_at(state: Option<Backoff>, event: i64, now: i64) -> Option<i64> {
 #[must_use]
 pub fn next(state: Option<Backoff>, event: i64, now: i64, limits: Limits) -> Backoff {
     let delay = match state {
-        Some(s) if !expired(event, s) => (s.delay * 2).min(limits.maximum),
+        Some(s) if !expired(event, s) => s.delay.saturating_mul(2).min(limits.maximum),
         _ => limits.initial.min(limits.maximum),
     };
     Backoff { delay, updated_at: now }

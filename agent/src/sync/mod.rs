@@ -189,7 +189,7 @@ fn sandbox_change(view: View<'_>) -> SandboxChange {
     let Some(newest) = view.record.sandboxes.first() else {
         return SandboxChange::Replace { attempt: 0 };
     };
-    let next = view.record.sandboxes.iter().map(|s| s.attempt).max().unwrap_or(0) + 1;
+    let next = view.record.sandboxes.iter().map(|s| s.attempt).max().unwrap_or(0).saturating_add(1);
     let ready = view.record.sandboxes.iter().filter(|s| s.state == SandboxState::Ready).count();
     let host = pod::host_network(view.pod);
     if ready != 1
@@ -338,6 +338,21 @@ fn kill_if_unknown(latest: Option<&ContainerRecord>, out: &mut Actions) {
     }
 }
 
+/// An older instance that still runs, which should not be, may not run beside the new one.
+fn kill_strays(view: View<'_>, name: &str, out: &mut Actions) {
+    let live = |c: &&ContainerRecord| matches!(c.state, ContainerState::Running | ContainerState::Unknown);
+    for record in view.record.containers.iter().filter(|c| c.name == name).filter(live) {
+        if !out.kill_pod && !out.kill.iter().any(|kill| kill.id == record.id) {
+            out.kill.push(Kill {
+                id: record.id.clone(),
+                name: name.to_owned(),
+                reason: KillReason::Unknown,
+                message: format!("An older instance of container {name} still runs, it is stopped before the restart"),
+            });
+        }
+    }
+}
+
 /// Plans a start, or notes that the container has to wait.
 fn start(view: View<'_>, container: &Container, role: Role, out: &mut Actions) {
     let name = &container.name;
@@ -357,8 +372,9 @@ fn start(view: View<'_>, container: &Container, role: Role, out: &mut Actions) {
         }
         following = Some(backoff::next(state, ended, view.now, view.policy.backoff));
     }
+    kill_strays(view, name, out);
     // One that was created and never started, because the agent was killed in between, is no restart.
-    let next = |c: &ContainerRecord| c.restart_count + u32::from(c.state != ContainerState::Created);
+    let next = |c: &ContainerRecord| c.restart_count.saturating_add(u32::from(c.state != ContainerState::Created));
     let restart_count = view.record.containers.iter().filter(|c| &c.name == name).map(next).max().unwrap_or(0);
     out.start.push(Start { name: name.clone(), role, restart_count, backoff: following });
 }

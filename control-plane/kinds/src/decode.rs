@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, FieldError};
 use crate::resource::Resource;
 use crate::schema::schemas;
 use crate::val;
@@ -220,6 +220,17 @@ fn conform(target: &Target, object: &mut Value) -> Result<Vec<String>, String> {
     let mut walk = conform::Walk::new(table);
     walk.root(root, object)?;
     Ok(walk.into_complaints())
+}
+
+/// Brings an object whose types are right into the form that the server would store, and returns the values that are malformed.
+pub(crate) fn malformed(res: &Resource, object: &mut Value) -> Vec<FieldError> {
+    let table = schemas();
+    let Some(root) = table.get(res.schema) else { return Vec::new() };
+    let mut walk = conform::Walk::gathering(table);
+    let wrong = walk.root(root, object).err();
+    let mut faults = walk.into_faults();
+    faults.extend(wrong.map(|why| FieldError::invalid("", Value::Null, why)));
+    faults
 }
 
 fn finish(res: &Resource, target: &Target, object: &mut Value) {

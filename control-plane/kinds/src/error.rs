@@ -251,7 +251,8 @@ impl FieldError {
 fn show(value: &Value) -> String {
     match value {
         Value::String(s) => go_quote(s),
-        Value::Null => "null".to_owned(),
+        // Go prints the text that it puts in place of nothing.
+        Value::Null => "\"null\"".to_owned(),
         other => other.to_string(),
     }
 }

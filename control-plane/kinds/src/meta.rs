@@ -68,9 +68,14 @@ pub(crate) fn labels_at(map: Option<&serde_json::Map<String, Value>>, field: &st
 }
 
 fn annotations(obj: &Value, path: &str) -> Vec<FieldError> {
+    annotations_at(val::map(obj, path), path)
+}
+
+/// Checks a map of annotations that messages call `path`.
+pub(crate) fn annotations_at(map: Option<&serde_json::Map<String, Value>>, path: &str) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let mut total = 0;
-    for (key, value) in val::entries(obj, path) {
+    for (key, value) in map.into_iter().flatten() {
         // Upstream checks annotation keys in lower case.
         for msg in names::qualified_name(&key.to_lowercase()) {
             errors.push(FieldError::invalid(path, key.as_str(), msg));

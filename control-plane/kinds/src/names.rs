@@ -53,6 +53,11 @@ fn is_qualified(s: &str) -> bool {
         && b.iter().all(|&c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'))
 }
 
+/// The same in the words of label keys and values.
+fn max_bytes(n: usize) -> String {
+    format!("must be no more than {n} bytes")
+}
+
 /// RFC 1123 label.
 pub fn dns1123_label(s: &str) -> Vec<String> {
     let mut out = Vec::new();
@@ -79,6 +84,37 @@ pub fn dns1123_subdomain(s: &str) -> Vec<String> {
         out.push(regex_error(SUBDOMAIN_MSG, &format!("{LABEL_RE}(\\.{LABEL_RE})*"), &["example.com"]));
     }
     out
+}
+
+/// RFC 1123 subdomain whose labels may have underscores in them, as some search paths do.
+pub fn dns1123_subdomain_with_underscore(s: &str) -> Vec<String> {
+    const MSG: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', and must \
+                       start and end with an alphanumeric character";
+    const RE: &str = "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?";
+    let is_label = |part: &str| {
+        let bytes = part.strip_prefix('_').unwrap_or(part).as_bytes();
+        let alphanumeric = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+        bytes.first().is_some_and(|c| alphanumeric(*c))
+            && bytes.last().is_some_and(|c| alphanumeric(*c))
+            && bytes.iter().all(|c| alphanumeric(*c) || matches!(c, b'-' | b'_'))
+    };
+    let mut out = Vec::new();
+    if s.len() > SUBDOMAIN_MAX {
+        out.push(max_len(SUBDOMAIN_MAX));
+    }
+    if !s.split('.').all(is_label) {
+        out.push(regex_error(MSG, &format!("{RE}(\\.{RE})*"), &["example.com"]));
+    }
+    out
+}
+
+/// Names of HTTP headers.
+pub fn http_header(s: &str) -> Vec<String> {
+    if !s.is_empty() && s.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-') {
+        return Vec::new();
+    }
+    let message = "a valid HTTP header must consist of alphanumeric characters or '-'";
+    vec![regex_error(message, "[-A-Za-z0-9]+", &["X-Header-Name"])]
 }
 
 /// RFC 1035 label (services before relaxed names).
@@ -111,7 +147,8 @@ pub fn qualified_name(s: &str) -> Vec<String> {
             if prefix.is_empty() {
                 out.push("prefix part must be non-empty".to_owned());
             } else {
-                out.extend(dns1123_subdomain(prefix).into_iter().map(|m| format!("prefix part {m}")));
+                let counted = |m: String| if m == max_len(SUBDOMAIN_MAX) { max_bytes(SUBDOMAIN_MAX) } else { m };
+                out.extend(dns1123_subdomain(prefix).into_iter().map(|m| format!("prefix part {}", counted(m))));
             }
             *name
         }
@@ -126,7 +163,7 @@ pub fn qualified_name(s: &str) -> Vec<String> {
     if name.is_empty() {
         out.push("name part must be non-empty".to_owned());
     } else if name.len() > LABEL_MAX {
-        out.push(format!("name part {}", max_len(LABEL_MAX)));
+        out.push(format!("name part {}", max_bytes(LABEL_MAX)));
     }
     if !is_qualified(name) {
         out.push(format!("name part {}", regex_error(QUALIFIED_MSG, QUALIFIED_RE, &["MyName", "my.name", "123-abc"])));
@@ -138,7 +175,7 @@ pub fn qualified_name(s: &str) -> Vec<String> {
 pub fn label_value(s: &str) -> Vec<String> {
     let mut out = Vec::new();
     if s.len() > LABEL_MAX {
-        out.push(max_len(LABEL_MAX));
+        out.push(max_bytes(LABEL_MAX));
     }
     if !s.is_empty() && !is_qualified(s) {
         let re = format!("({QUALIFIED_RE})?");

@@ -6,23 +6,23 @@
 use serde_json::Value;
 
 use crate::error::FieldError;
-use crate::kinds::pod::{Context, PODS, validate_spec};
+use crate::kinds::pod::{self, PODS};
 use crate::kinds::template;
-use crate::{meta, val};
+use crate::{decode, meta, val};
 
-/// Every mistake in a pod that would be created as it stands; what is left out counts as its default.
+/// Every mistake in a pod that would be created as it stands on `node`; what is left out counts as its default.
 #[must_use]
-pub fn validate(pod: &Value) -> Vec<FieldError> {
+pub fn validate(pod: &Value, node: &str) -> Vec<FieldError> {
     let mut pod = pod.clone();
+    let mut errors = decode::malformed(&PODS, &mut pod);
     val::default(val::child(&mut pod, "metadata"), "namespace", "default");
     let spec = val::child(&mut pod, "spec");
+    val::set(spec, "nodeName", node.to_lowercase());
     template::pod_spec(spec);
     template::pod_only(spec);
-    let mut errors = meta::validate(&PODS, &pod);
-    errors.extend(validate_spec(pod.get("spec").unwrap_or(&Value::Null), "spec", Context::Pod));
-    if !val::list(&pod, "spec.ephemeralContainers").is_empty() {
-        errors.push(FieldError::forbidden("spec.ephemeralContainers", "cannot be set on create"));
-    }
+    errors.extend(meta::validate(&PODS, &pod));
+    errors.extend(pod::validate(&pod));
+    errors.extend(pod::validate_new(&pod));
     errors
 }
 
@@ -32,7 +32,7 @@ mod tests {
     use serde_json::json;
 
     fn fields(pod: &Value) -> Vec<String> {
-        validate(pod).into_iter().map(|e| e.field).collect()
+        validate(pod, "n").into_iter().map(|e| e.field).collect()
     }
 
     #[test]

@@ -8,23 +8,68 @@ use kube_common::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
 use super::json_kind;
+use crate::error::FieldError;
 use crate::schema::{Schemas, Shape, Struct};
 
 /// Most complaints that are reported.
 const MAX_REPORTED: usize = 100;
 
 /// Optional string fields that are pointers upstream and mean something when empty.
-const KEPT_EMPTY: &[&str] = &["storageClassName", "volumeAttributesClassName", "apiGroup", "ingressClassName"];
+const KEPT_EMPTY: &[&str] = &[
+    "apiGroup",
+    "cachingMode",
+    "fsGroupChangePolicy",
+    "gmsaCredentialSpec",
+    "gmsaCredentialSpecName",
+    "hostnameOverride",
+    "ingressClassName",
+    "initiatorName",
+    "localhostProfile",
+    "mountPropagation",
+    "nodeAffinityPolicy",
+    "nodeTaintsPolicy",
+    "podGroupName",
+    "preemptionPolicy",
+    "procMount",
+    "recursiveReadOnly",
+    "resourceClaimTemplateName",
+    "runAsUserName",
+    "runtimeClassName",
+    "seLinuxChangePolicy",
+    "stopSignal",
+    "storageClassName",
+    "supplementalGroupsPolicy",
+    "volumeAttributesClassName",
+];
 
 pub(super) struct Walk<'a> {
     table: &'a Schemas,
     path: String,
     complaints: Vec<String>,
+    /// Malformed values, where they do not end the walk.
+    faults: Option<Vec<FieldError>>,
 }
 
 impl<'a> Walk<'a> {
     pub(super) fn new(table: &'a Schemas) -> Self {
-        Self { table, path: String::new(), complaints: Vec::new() }
+        Self { table, path: String::new(), complaints: Vec::new(), faults: None }
+    }
+
+    /// A walk that goes on after a malformed quantity, time or text in base64.
+    pub(super) fn gathering(table: &'a Schemas) -> Self {
+        Self { faults: Some(Vec::new()), ..Self::new(table) }
+    }
+
+    pub(super) fn into_faults(self) -> Vec<FieldError> {
+        self.faults.unwrap_or_default()
+    }
+
+    /// A malformed value; `refusal` is what ends the walk, unless faults are gathered.
+    fn fault(&mut self, value: &mut Value, shape: &Shape, detail: String, refusal: String) -> Result<(), String> {
+        let Some(faults) = &mut self.faults else { return Err(refusal) };
+        faults.push(FieldError::invalid(self.path.as_str(), value.take(), detail));
+        *value = zero(shape);
+        Ok(())
     }
 
     pub(super) fn into_complaints(self) -> Vec<String> {
@@ -153,6 +198,8 @@ impl<'a> Walk<'a> {
             if matches!(inner, Shape::Ref(_) | Shape::List(_) | Shape::Map(_)) {
                 self.path.push('.');
                 self.path.push_str(key);
+            } else if self.faults.is_some() {
+                self.path.push_str(&format!("[{key}]"));
             }
             self.value(inner, item, owner)?;
             self.path.truncate(len);
@@ -160,7 +207,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn bytes(&self, value: &Value, owner: &Struct) -> Result<(), String> {
+    fn bytes(&mut self, value: &mut Value, owner: &Struct) -> Result<(), String> {
         let Some(text) = value.as_str() else { return Err(self.wrong(&Shape::Bytes, value, owner)) };
         // Go's decoder skips line breaks.
         let valid = if text.contains(['\n', '\r']) {
@@ -169,16 +216,17 @@ impl<'a> Walk<'a> {
         } else {
             base64::engine::general_purpose::STANDARD.decode(text)
         };
-        valid.map(|_| ()).map_err(|e| {
-            let at = match e {
-                base64::DecodeError::InvalidByte(offset, _) => offset,
-                _ => text.len().saturating_sub(1),
-            };
-            format!("{}: illegal base64 data at input byte {at}", self.path)
-        })
+        let Err(error) = valid else { return Ok(()) };
+        let at = match error {
+            base64::DecodeError::InvalidByte(offset, _) => offset,
+            _ => text.len().saturating_sub(1),
+        };
+        let detail = format!("illegal base64 data at input byte {at}");
+        let refusal = format!("{}: {detail}", self.path);
+        self.fault(value, &Shape::Bytes, detail, refusal)
     }
 
-    fn quantity(&self, value: &mut Value, owner: &Struct) -> Result<(), String> {
+    fn quantity(&mut self, value: &mut Value, owner: &Struct) -> Result<(), String> {
         let text = match &*value {
             Value::String(s) => s.trim().to_owned(),
             Value::Number(n) => n.to_string(),
@@ -188,19 +236,25 @@ impl<'a> Walk<'a> {
             *value = json!("0");
             return Ok(());
         }
-        let parsed = Quantity::parse(&text).map_err(|e| format!("{}: {e}", self.path))?;
-        *value = json!(parsed.to_string());
+        match Quantity::parse(&text) {
+            Ok(parsed) => *value = json!(parsed.to_string()),
+            Err(error) => {
+                let refusal = format!("{}: {error}", self.path);
+                self.fault(value, &Shape::Quantity, error.to_string(), refusal)?;
+            }
+        }
         Ok(())
     }
 
-    fn time(&self, shape: &Shape, value: &mut Value, owner: &Struct) -> Result<(), String> {
+    fn time(&mut self, shape: &Shape, value: &mut Value, owner: &Struct) -> Result<(), String> {
         let Some(text) = value.as_str() else { return Err(self.wrong(shape, value, owner)) };
-        let time: jiff::Timestamp = text.parse().map_err(|_| {
-            format!(
+        let Ok(time) = text.parse::<jiff::Timestamp>() else {
+            let detail = format!(
                 "parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text:?} as a time in field {}",
                 self.path
-            )
-        })?;
+            );
+            return self.fault(value, shape, detail.clone(), detail);
+        };
         *value = json!(match shape {
             Shape::MicroTime => crate::time::micro(time),
             _ => crate::time::seconds(time),

@@ -5,7 +5,7 @@
 use k8s_openapi::api::batch::v1 as batch;
 use serde_json::{Value, json};
 
-use super::pod::{Context, images_and_names, validate_template};
+use super::pod::{images_and_names, validate_template};
 use super::{immutable, not_negative, one_of, status, template};
 use crate::error::FieldError;
 use crate::strategy::{Part, Rules};
@@ -115,7 +115,7 @@ fn job_spec(spec: &Value, at: &str) -> Vec<FieldError> {
         errors.push(FieldError::required(format!("{at}.template"), ""));
         return errors;
     };
-    errors.extend(validate_template(template, &format!("{at}.template"), Context::Template));
+    errors.extend(validate_template(template, &format!("{at}.template")));
     let policy = val::text(template, "spec.restartPolicy");
     let field = format!("{at}.template.spec.restartPolicy");
     match policy {

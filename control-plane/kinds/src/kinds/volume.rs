@@ -4,23 +4,94 @@
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1 as storage;
+use kube_common::quantity::Quantity;
 use serde_json::{Value, json};
 
 use super::{immutable, one_of, status};
 use crate::error::FieldError;
 use crate::strategy::{Part, Rules};
 use crate::table::{AGE, CREATED_AT, Columns, NAME, age_of, name_of, text, text_or, wide};
-use crate::val;
+use crate::{meta, names, val};
 
+const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
 const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
 
-fn access_modes(obj: &Value, errors: &mut Vec<FieldError>) {
-    let modes = val::list(obj, "spec.accessModes");
+fn access_modes(spec: &Value, at: &str, errors: &mut Vec<FieldError>) {
+    let modes = val::list(spec, "accessModes");
+    let at = format!("{at}.accessModes");
     if modes.is_empty() {
-        errors.push(FieldError::required("spec.accessModes", "at least 1 access mode is required"));
+        errors.push(FieldError::required(at.as_str(), "at least 1 access mode is required"));
     }
-    for mode in modes.iter().filter_map(Value::as_str).filter(|m| !ACCESS_MODES.contains(m)) {
-        errors.push(FieldError::not_supported("spec.accessModes", mode, ACCESS_MODES));
+    let (known, unknown): (Vec<&str>, Vec<&str>) =
+        modes.iter().filter_map(Value::as_str).partition(|m| ACCESS_MODES.contains(m));
+    errors.extend(unknown.into_iter().map(|mode| FieldError::not_supported(at.as_str(), mode, ACCESS_MODES)));
+    if known.contains(&"ReadWriteOncePod") && known.iter().any(|mode| *mode != "ReadWriteOncePod") {
+        errors.push(FieldError::forbidden(at, "may not use ReadWriteOncePod with other access modes"));
+    }
+}
+
+/// Validates the spec of a claim, which may also stand in a pod's ephemeral volume.
+pub(crate) fn claim_spec(spec: &Value, at: &str, errors: &mut Vec<FieldError>) {
+    access_modes(spec, at, errors);
+    errors.extend(meta::selector(val::at(spec, "selector"), &format!("{at}.selector")));
+    let storage_at = format!("{at}.resources[storage]");
+    match Quantity::parse(val::text(spec, "resources.requests.storage")) {
+        Err(_) => errors.push(FieldError::required(storage_at, "")),
+        Ok(amount) if amount <= Quantity::ZERO => {
+            errors.push(FieldError::invalid(storage_at, amount.to_string(), "must be greater than zero"));
+        }
+        Ok(_) => {}
+    }
+    for key in ["storageClassName", "volumeAttributesClassName"] {
+        let class = val::text(spec, key);
+        if !class.is_empty() {
+            let wrong = names::dns1123_subdomain(class).into_iter();
+            errors.extend(wrong.map(|message| FieldError::invalid(format!("{at}.{key}"), class, message)));
+        }
+    }
+    if let Some(mode) = val::at(spec, "volumeMode").and_then(Value::as_str)
+        && !VOLUME_MODES.contains(&mode)
+    {
+        errors.push(FieldError::not_supported(format!("{at}.volumeMode"), mode, VOLUME_MODES));
+    }
+    for key in ["dataSource", "dataSourceRef"] {
+        if let Some(source) = val::at(spec, key) {
+            data_source(source, &format!("{at}.{key}"), errors);
+        }
+    }
+    let (source, reference) = (val::at(spec, "dataSource"), val::at(spec, "dataSourceRef"));
+    if let (Some(source), Some(reference)) = (source, reference) {
+        let message = if !val::text(reference, "namespace").is_empty() {
+            "may not be specified when dataSourceRef.namespace is specified"
+        } else if ["apiGroup", "kind", "name"].iter().any(|key| val::text(source, key) != val::text(reference, key)) {
+            "must match dataSourceRef"
+        } else {
+            return;
+        };
+        errors.push(FieldError::invalid(at, format!("{at}.dataSource"), message));
+    }
+}
+
+/// Validates what a claim is filled from.
+fn data_source(source: &Value, at: &str, errors: &mut Vec<FieldError>) {
+    let mut text = |key: &str, check: fn(&str) -> Vec<String>| {
+        let value = val::text(source, key);
+        if !value.is_empty() {
+            let wrong = check(value).into_iter();
+            errors.extend(wrong.map(|message| FieldError::invalid(format!("{at}.{key}"), value, message)));
+        }
+    };
+    text("apiGroup", names::dns1123_subdomain);
+    text("namespace", names::dns1123_label);
+    for key in ["name", "kind"] {
+        if val::text(source, key).is_empty() {
+            errors.push(FieldError::required(format!("{at}.{key}"), ""));
+        }
+    }
+    let kind = val::text(source, "kind");
+    if val::text(source, "apiGroup").is_empty() && kind != "PersistentVolumeClaim" {
+        let message = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
+        errors.push(FieldError::invalid(at, kind, message));
     }
 }
 
@@ -52,7 +123,7 @@ static VOLUME_RULES: Rules = Rules {
     create: |obj| val::set(obj, "status", json!({"phase": "Pending"})),
     validate: |obj| {
         let mut errors = Vec::new();
-        access_modes(obj, &mut errors);
+        access_modes(obj.get("spec").unwrap_or(&json!({})), "spec", &mut errors);
         let capacity = val::map(obj, "spec.capacity");
         if capacity.is_none_or(serde_json::Map::is_empty) {
             errors.push(FieldError::required("spec.capacity", ""));
@@ -64,7 +135,7 @@ static VOLUME_RULES: Rules = Rules {
             ));
         }
         errors.extend(one_of(obj, "spec.persistentVolumeReclaimPolicy", &["Delete", "Recycle", "Retain"]));
-        errors.extend(one_of(obj, "spec.volumeMode", &["Block", "Filesystem"]));
+        errors.extend(one_of(obj, "spec.volumeMode", VOLUME_MODES));
         errors
     },
     validate_update: |new, old, _| immutable(new, old, &["spec.volumeMode"]),
@@ -116,11 +187,7 @@ static CLAIM_RULES: Rules = Rules {
     create: |obj| val::set(obj, "status", json!({"phase": "Pending"})),
     validate: |obj| {
         let mut errors = Vec::new();
-        access_modes(obj, &mut errors);
-        if val::text(obj, "spec.resources.requests.storage").is_empty() {
-            errors.push(FieldError::required("spec.resources[storage]", ""));
-        }
-        errors.extend(one_of(obj, "spec.volumeMode", &["Block", "Filesystem"]));
+        claim_spec(obj.get("spec").unwrap_or(&json!({})), "spec", &mut errors);
         errors
     },
     validate_update: claim_update,

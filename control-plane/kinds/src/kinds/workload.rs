@@ -6,7 +6,7 @@ use k8s_openapi::api::apps::v1 as apps;
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Value, json};
 
-use super::pod::{Context, images_and_names, validate_template};
+use super::pod::{images_and_names, validate_template};
 use super::{SCALE, immutable, not_negative, status, template};
 use crate::error::FieldError;
 use crate::strategy::{Part, Rules};
@@ -47,7 +47,7 @@ fn template_always(obj: &Value) -> Vec<FieldError> {
     let Some(template) = val::at(obj, "spec.template") else {
         return vec![FieldError::required("spec.template", "")];
     };
-    let mut errors = validate_template(template, "spec.template", Context::Template);
+    let mut errors = validate_template(template, "spec.template");
     let policy = val::text(template, "spec.restartPolicy");
     if !policy.is_empty() && policy != "Always" {
         errors.push(FieldError::not_supported("spec.template.spec.restartPolicy", policy, &["Always"]));

@@ -2,61 +2,58 @@
 //!
 //! Upstream counterpart: `validateEphemeralContainers`.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
-use super::container::one;
+use super::container::{Surroundings, common};
 use crate::error::FieldError;
-use crate::{names, val};
+use crate::val;
 
 /// Fields of a container that an ephemeral one may not have.
-const NOT_ALLOWED: [&str; 8] = [
-    "lifecycle",
-    "livenessProbe",
+const NOT_ALLOWED: [&str; 9] = [
     "ports",
-    "readinessProbe",
-    "resizePolicy",
     "resources",
+    "resizePolicy",
     "restartPolicy",
+    "restartPolicyRules",
+    "livenessProbe",
+    "readinessProbe",
     "startupProbe",
+    "lifecycle",
 ];
 const WHY: &str = "cannot be set for an Ephemeral Container";
 
+/// Whether a field holds something; what defaulting leaves behind is nothing.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
         Value::Array(list) => list.is_empty(),
-        Value::Object(map) => map.values().all(is_empty),
+        Value::Object(map) => map.is_empty(),
         Value::Bool(_) | Value::Number(_) => false,
     }
 }
 
 /// Validates the list; `seen` are the names of the other containers.
 pub(super) fn validate_all<'a>(
-    spec: &'a Value,
+    around: &Surroundings<'a>,
     at: &str,
-    volumes: &[&str],
-    mut seen: Vec<&'a str>,
+    others: HashSet<&'a str>,
     errors: &mut Vec<FieldError>,
 ) {
-    let others = seen.clone();
-    for (i, container) in val::list(spec, "ephemeralContainers").iter().enumerate() {
+    let mut seen = others.clone();
+    for (i, container) in val::list(around.spec, "ephemeralContainers").iter().enumerate() {
         let at = format!("{at}.ephemeralContainers[{i}]");
+        common(container, &at, around, errors);
         let name = val::text(container, "name");
-        if name.is_empty() {
-            errors.push(FieldError::required(format!("{at}.name"), ""));
-        } else if seen.contains(&name) {
+        if !seen.insert(name) {
             errors.push(FieldError::duplicate(format!("{at}.name"), name));
-        } else {
-            let wrong = names::dns1123_label(name).into_iter();
-            errors.extend(wrong.map(|message| FieldError::invalid(format!("{at}.name"), name, message)));
         }
-        seen.push(name);
         let target = val::text(container, "targetContainerName");
-        if !target.is_empty() && !others.contains(&target) {
+        if !target.is_empty() && !others.contains(target) {
             errors.push(FieldError::not_found(format!("{at}.targetContainerName"), target));
         }
-        one(container, &at, volumes, errors);
         let present = NOT_ALLOWED.iter().filter(|field| container.get(**field).is_some_and(|value| !is_empty(value)));
         errors.extend(present.map(|field| FieldError::forbidden(format!("{at}.{field}"), WHY)));
         for (j, mount) in val::list(container, "volumeMounts").iter().enumerate() {
@@ -78,8 +75,14 @@ mod tests {
             container[key] = json!(value);
         }
         let spec = json!({"ephemeralContainers": [container]});
+        let around = Surroundings {
+            spec: &spec,
+            volumes: std::iter::once(("data", "emptyDir")).collect(),
+            claims: std::collections::BTreeSet::new(),
+            is_template: false,
+        };
         let mut errors = Vec::new();
-        validate_all(&spec, "spec", &["data"], vec!["main"], &mut errors);
+        validate_all(&around, "spec", std::iter::once("main").collect(), &mut errors);
         errors.iter().map(ToString::to_string).collect()
     }
 
@@ -88,7 +91,9 @@ mod tests {
         assert!(errors(json!({"name": "e", "targetContainerName": "main", "stdin": true, "resources": {}})).is_empty());
         assert_eq!(errors(json!({"name": "main"})), ["spec.ephemeralContainers[0].name: Duplicate value: \"main\""]);
         assert_eq!(
-            errors(json!({"name": "e", "targetContainerName": "x", "ports": [{"containerPort": 80}]})),
+            errors(
+                json!({"name": "e", "targetContainerName": "x", "ports": [{"containerPort": 80, "protocol": "TCP"}]})
+            ),
             [
                 "spec.ephemeralContainers[0].targetContainerName: Not found: \"x\"",
                 "spec.ephemeralContainers[0].ports: Forbidden: cannot be set for an Ephemeral Container",

@@ -3,20 +3,32 @@
 //! Upstream counterparts: `pkg/registry/core/pod`, `pkg/apis/core/validation`, `printPod`.
 
 mod annotations;
+mod check;
 mod columns;
 mod container;
+mod env;
 mod ephemeral;
+mod mounts;
+mod probe;
+mod projected;
 mod qos;
+mod remote;
+mod resources;
+mod scheduling;
+mod security;
 mod sources;
 mod spec;
 mod update;
+mod windows;
+
+use std::collections::{HashMap, HashSet};
 
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Value, json};
 
 pub(crate) use self::container::images_and_names;
 pub use self::qos::qos_class;
-pub(crate) use self::spec::{Context, validate_spec, validate_template};
+pub(crate) use self::spec::{Context, validate_new, validate_spec, validate_template};
 use super::{status, template};
 use crate::error::FieldError;
 use crate::resource::{Subresource, Verb};
@@ -48,7 +60,7 @@ static RULES: Rules = Rules {
     create: prepare_create,
     update: prepare_update,
     validate,
-    validate_create,
+    validate_create: validate_new,
     validate_update: |new, old, part| {
         let mut errors = annotations::validate_update(new, old);
         errors.extend(update::validate(new, old, part));
@@ -118,41 +130,31 @@ fn replace_spec(new: &mut Value, old: &Value, key: &str, value: Option<Value>) {
     }
 }
 
-fn validate(obj: &Value) -> Vec<FieldError> {
-    let mut errors = Vec::new();
+/// Every mistake of a pod that is not about its metadata.
+pub(crate) fn validate(obj: &Value) -> Vec<FieldError> {
     let empty = json!({});
-    let spec = obj.get("spec").unwrap_or(&empty);
-    errors.extend(validate_spec(spec, "spec", Context::Pod));
-    errors.extend(annotations::validate(obj));
+    let name = val::text(obj, "metadata.name");
+    let mut errors = validate_spec(obj.get("spec").unwrap_or(&empty), "spec", Context::Pod { name });
+    errors.extend(annotations::validate(obj, "metadata.annotations"));
     errors
-}
-
-fn validate_create(obj: &Value) -> Vec<FieldError> {
-    if val::list(obj, "spec.ephemeralContainers").is_empty() {
-        return Vec::new();
-    }
-    vec![FieldError::forbidden("spec.ephemeralContainers", "cannot be set on create")]
 }
 
 /// What upstream warns of in `Warning` headers, for the mistakes that people make most.
 fn warnings(obj: &Value) -> Vec<String> {
     let mut out = Vec::new();
     for (i, container) in val::list(obj, "spec.containers").iter().enumerate() {
-        let mut seen: Vec<&str> = Vec::new();
+        let mut seen = HashSet::new();
         for (j, env) in val::list(container, "env").iter().enumerate() {
             let name = val::text(env, "name");
-            if seen.contains(&name) {
+            if !seen.insert(name) {
                 out.push(format!("spec.containers[{i}].env[{j}]: hides previous definition of \"{name}\", which may be dropped when using apply"));
             }
-            seen.push(name);
         }
+        let mut first: HashMap<_, usize> = HashMap::new();
         for (j, port) in val::list(container, "ports").iter().enumerate() {
-            let same = |p: &&Value| {
-                val::int(p, "containerPort") == val::int(port, "containerPort")
-                    && val::text(p, "protocol") == val::text(port, "protocol")
-                    && val::int(p, "hostPort") == val::int(port, "hostPort")
-            };
-            if let Some(first) = val::list(container, "ports").iter().take(j).position(|p| same(&p)) {
+            let same = (val::int(port, "containerPort"), val::text(port, "protocol"), val::int(port, "hostPort"));
+            let first = *first.entry(same).or_insert(j);
+            if first != j {
                 out.push(format!(
                     "spec.containers[{i}].ports[{j}]: duplicate port definition with spec.containers[{i}].ports[{first}]"
                 ));
@@ -190,7 +192,7 @@ static TEMPLATE_RULES: Rules = Rules {
     defaults: |obj| {
         template::template(obj);
     },
-    validate: |obj| validate_template(obj.get("template").unwrap_or(&Value::Null), "template", Context::Template),
+    validate: |obj| validate_template(obj.get("template").unwrap_or(&Value::Null), "template"),
     ..Rules::PLAIN
 };
 
