@@ -44,9 +44,10 @@ pub fn main_at_once(suite: &str, nodes: u8, threads: usize, tests: &[Test], alon
     run(suite, &all, Order { threads, alone: alone.len() }, || Lab::up(suite, nodes, &[]))
 }
 
-/// Like [`main_with`], on virtual machines.
-pub fn main_on_guests(suite: &str, nodes: u8, up: &[&str], tests: &[Test]) -> ExitCode {
-    run(suite, tests, Order::default(), || Lab::up_on_guests(suite, nodes, up))
+/// Like [`main_at_once`], on virtual machines, with more arguments for `lab vm up`.
+pub fn main_on_guests(suite: &str, nodes: u8, up: &[&str], tests: &[Test], alone: &[Test]) -> ExitCode {
+    let all = [tests, alone].concat();
+    run(suite, &all, Order { threads: tests.len(), alone: alone.len() }, || Lab::up_on_guests(suite, nodes, up))
 }
 
 /// Like [`main`], for tests that make their labs themselves: the lab they are given does not exist.

@@ -19,6 +19,14 @@ const OLDEST_MINOR: u32 = 34;
 pub struct Kubectl {
     program: PathBuf,
     kubeconfig: PathBuf,
+    way: Option<Way>,
+}
+
+/// How it reaches a server that this host has no route to.
+#[derive(Clone, Debug)]
+struct Way {
+    proxy: String,
+    cache: PathBuf,
 }
 
 impl Kubectl {
@@ -26,7 +34,7 @@ impl Kubectl {
     pub fn find(places: &Places, kubeconfig: &Path) -> Result<Self, LabError> {
         let kubeconfig = kubeconfig.to_path_buf();
         if let Some(program) = std::env::var_os(VARIABLE) {
-            return Ok(Self { program: program.into(), kubeconfig });
+            return Ok(Self { program: program.into(), kubeconfig, way: None });
         }
         let own = places.labs.join(".kubectl");
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -34,16 +42,27 @@ impl Kubectl {
             .chain(std::env::split_paths(&path).map(|folder| folder.join("kubectl")));
         for program in candidates {
             if program.is_file() && recent(&program) {
-                return Ok(Self { program, kubeconfig });
+                return Ok(Self { program, kubeconfig, way: None });
             }
         }
         Err(LabError::NoKubectl(own))
+    }
+
+    /// The same through an HTTP proxy (its URL), with a folder of its own for what it keeps about servers.
+    #[must_use]
+    pub fn through(self, proxy: &str, cache: PathBuf) -> Self {
+        Self { way: Some(Way { proxy: proxy.to_owned(), cache }), ..self }
     }
 
     /// The command with the lab's kubeconfig.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.env("KUBECONFIG", &self.kubeconfig);
+        if let Some(way) = &self.way {
+            command.env("HTTPS_PROXY", &way.proxy).env("KUBECACHEDIR", &way.cache);
+            // Exceptions are for the networks of this host.
+            command.env_remove("NO_PROXY").env_remove("no_proxy");
+        }
         command
     }
 

@@ -5,7 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::TcpListener;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -275,17 +275,20 @@ pub fn forward(listener: TcpListener, folder: &Path, address: &str) {
         for stream in listener.incoming().flatten() {
             let (folder, request) = (folder.clone(), request.clone());
             std::thread::spawn(move || {
-                let Ok(mut session) = Session::open(&folder, &request, ANSWER_LIMIT) else { return };
-                let (Ok(mut writer), Ok(mut from), mut to) = (session.writer(), stream.try_clone(), stream) else {
-                    return;
-                };
-                std::thread::spawn(move || {
-                    let _ = io::copy(&mut from, &mut writer);
-                    let _ = writer.close();
-                });
-                let _ = session.drain(&mut to, &mut io::sink());
-                let _ = to.shutdown(std::net::Shutdown::Both);
+                let Ok(session) = Session::open(&folder, &request, ANSWER_LIMIT) else { return };
+                let _ = splice(session, stream);
             });
         }
     });
+}
+
+/// Makes one of a client's connection and a session that leads to a connection of the guest, until one of them ends.
+pub fn splice(mut session: Session, stream: TcpStream) -> io::Result<()> {
+    let (mut writer, mut from, mut to) = (session.writer()?, stream.try_clone()?, stream);
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut from, &mut writer);
+        let _ = writer.close();
+    });
+    let _ = session.drain(&mut to, &mut io::sink());
+    to.shutdown(Shutdown::Both)
 }

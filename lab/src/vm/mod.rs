@@ -14,6 +14,7 @@ mod initrd;
 mod orders;
 mod plan;
 mod power;
+mod proxy;
 mod qcow2;
 mod qemu;
 mod recipe;

@@ -12,7 +12,6 @@ use super::plan::{self, CONTROL_PLANE};
 use super::recipe::Os;
 use super::up::{self, VmLab, Wish};
 use super::{VmError, boxes, channel, power, report};
-use crate::cluster::kubectl::Kubectl;
 use crate::cluster::store::Places;
 
 /// `lab vm …`
@@ -219,10 +218,7 @@ fn kubectl(places: &Places, lab: &VmLab, arguments: &[String]) -> Result<i32, Vm
     if !lab.kubeconfig().exists() {
         return Err(VmError::NoCluster(lab.name.clone()));
     }
-    let server = format!("--server={}", lab.api()?);
-    let mut command = Kubectl::find(places, &lab.kubeconfig())?.command();
-    // Before `--`, behind which everything belongs to the command in the pod.
-    let status = command.arg(server).args(arguments).status();
+    let status = lab.kubectl(places)?.command().args(arguments).status();
     let status = status.map_err(|source| VmError::Spawn { program: format!("kubectl for {CONTROL_PLANE}"), source })?;
     Ok(status.code().unwrap_or(1))
 }

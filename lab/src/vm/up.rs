@@ -13,7 +13,7 @@ use super::bundle::{self, Bundle};
 use super::plan::{self, CONTROL_PLANE, Machine, Record, Role};
 use super::qemu::Accelerator;
 use super::recipe::Os;
-use super::{BUSYBOX, VmError, accel, channel, power, qemu};
+use super::{BUSYBOX, VmError, accel, channel, power, proxy, qemu};
 use crate::cluster::kubectl::Kubectl;
 use crate::cluster::store::Places;
 use crate::cluster::up::node_is_ready;
@@ -29,6 +29,10 @@ const READY_LIMIT: Duration = Duration::from_secs(240);
 const GUEST: &str = "lab-guest";
 /// The drive with the bundle, as a guest sees it.
 const BUNDLE_DRIVE: &str = "/dev/vdb";
+/// Port of the API server.
+const API_PORT: u16 = 6443;
+/// Folder of the lab with what kubectl keeps about the server, which goes with the lab.
+const KUBECTL_CACHE: &str = "kubectl-cache";
 /// Folder of the lab with its programs as guests get them.
 const PROGRAMS: &str = "programs";
 /// Where the control plane puts what nodes need to join.
@@ -90,12 +94,14 @@ impl VmLab {
         self.folder.join("kubeconfig")
     }
 
-    /// Opens a port of this host that leads to the API server; gives its URL. As long as this process lives.
-    pub fn api(&self) -> Result<String, VmError> {
+    /// A kubectl that reaches the API server, as long as this process lives.
+    pub fn kubectl(&self, places: &Places) -> Result<Kubectl, VmError> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(VmError::Local)?;
         let address = listener.local_addr().map_err(VmError::Local)?;
-        channel::forward(listener, &self.machine(CONTROL_PLANE)?.1, "127.0.0.1:6443");
-        Ok(format!("https://{address}"))
+        let (machine, folder) = self.machine(CONTROL_PLANE)?;
+        proxy::serve(listener, &folder, &format!("{}:{API_PORT}", machine.address));
+        let kubectl = Kubectl::find(places, &self.kubeconfig())?;
+        Ok(kubectl.through(&format!("http://{address}"), self.folder.join(KUBECTL_CACHE)))
     }
 }
 
@@ -285,7 +291,7 @@ fn provision(
     let text = channel::checked(&control_plane, &["cat", "/var/lib/keelson/control-plane/admin.kubeconfig"])?;
     // It holds the administrator's key.
     fsx::write_private(&lab.kubeconfig(), &text)?;
-    let server = format!("https://{}:6443", first.address);
+    let server = format!("https://{}:{API_PORT}", first.address);
     let workers: Vec<Machine> = machines.iter().filter(|machine| machine.role.is_node()).cloned().collect();
     let mut words = vec![script.as_str(), "credentials", "--to", JOIN, "--server", &server];
     words.extend(workers.iter().map(|machine| machine.name.as_str()));
@@ -301,7 +307,7 @@ fn provision(
         println!("{name:<14} set up after {:.1} s", seconds());
         Ok(())
     })?;
-    Ok(Kubectl::find(places, &lab.kubeconfig())?)
+    lab.kubectl(places)
 }
 
 /// Carries a node's credentials from the control plane to it.
@@ -322,11 +328,10 @@ fn join(control_plane: &Path, node: &Path, name: &str) -> Result<(), VmError> {
 }
 
 fn wait_ready(lab: &VmLab, kubectl: &Kubectl, begun: Instant) -> Result<(), VmError> {
-    let server = format!("--server={}", lab.api()?);
     let wanted = lab.record.nodes.len();
     let end = Instant::now() + READY_LIMIT;
     loop {
-        let list = kubectl.json(&[&server, "--request-timeout=20s", "get", "nodes"]);
+        let list = kubectl.json(&["--request-timeout=20s", "get", "nodes"]);
         let count = list
             .as_ref()
             .ok()

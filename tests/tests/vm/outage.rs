@@ -168,7 +168,9 @@ pub fn frozen(lab: &Lab) -> Result<()> {
 }
 
 fn moved(lab: &Lab, space: &Space<'_>) -> Result<()> {
+    let begun = Instant::now();
     lab.until("node-2 is not Ready", 110, || Ok(ready(lab, "node-2")? != "True"))?;
+    println!("\n  not Ready {:.1} s after it froze", begun.elapsed().as_secs_f64());
     let patch = r#"[{"op": "remove", "path": "/spec/template/spec/nodeSelector"}]"#;
     space.kubectl(&["patch", "deployment", "web", "--type=json", "-p", patch])?;
     lab.until("two pods run on node-1", 180, || {
@@ -176,7 +178,9 @@ fn moved(lab: &Lab, space: &Space<'_>) -> Result<()> {
         let here = pods.iter().filter(|pod| pod["spec"]["nodeName"] == "node-1" && running(pod));
         Ok(here.count() == 2)
     })
-    .context("while node-2 is frozen")
+    .context("while node-2 is frozen")?;
+    println!("\n  its pods run on the other node after {:.1} s", begun.elapsed().as_secs_f64());
+    Ok(())
 }
 
 fn running(pod: &Value) -> bool {

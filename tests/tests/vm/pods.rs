@@ -1,8 +1,9 @@
 //! Pods on real machines: limits, network, logs.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use keelson_tests::lab::Lab;
 use keelson_tests::manifests;
+use serde_json::Value;
 
 use super::{ASK, NODES, pinned, pod, rolled_out, shell};
 
@@ -49,38 +50,59 @@ pub fn network(lab: &Lab) -> Result<()> {
         space.apply(&pinned(&format!("web-{node}"), node))?;
         space.apply(&manifests::service(&format!("web-{node}"), &format!("web-{node}"), "NodePort"))?;
     }
+    let client = manifests::shell("client", "Never", "sleep 3600").replace("spec:\n", "spec:\n  nodeName: node-1\n");
+    space.apply(&client)?;
+    let mut servers = Vec::new();
     for node in NODES {
-        rolled_out(&space, &format!("web-{node}"))?;
-        space.endpoints(&format!("web-{node}"), 1)?;
+        let app = format!("web-{node}");
+        rolled_out(&space, &app)?;
+        space.endpoints(&app, 1)?;
         let (tables, routes) = (shell(lab, node, "nft list tables")?, shell(lab, node, "ip route show proto 107")?);
         ensure!(tables.contains("keelson-dataplane"), "{tables}");
         ensure!(routes.contains("via 10.90."), "{node} has no host-gw route: {routes}");
+        let (server, service) = (pod(&space, &app)?, space.json(&["get", "service", &app])?);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        servers.push(Server {
+            name: text(&server["metadata"]["name"]),
+            pod: text(&server["status"]["podIP"]),
+            service: text(&service["spec"]["clusterIP"]),
+            node_port: service["spec"]["ports"][0]["nodePort"].to_string(),
+        });
     }
-    for (from, to) in [("node-1", "node-2"), ("node-2", "node-1"), ("node-1", "node-1"), ("node-2", "node-2")] {
-        let app = format!("web-{to}");
-        let server = pod(&space, &app)?;
-        let name = server["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let address = server["status"]["podIP"].as_str().unwrap_or_default().to_owned();
-        let service = space.cluster_ip(&app)?.to_string();
-        let port = space.kubectl(&["get", "service", &app, "-o", "jsonpath={.spec.ports[0].nodePort}"])?;
-        for (address, port) in [(address, "8080"), (service, "80"), (node_address(lab, from)?, &port)] {
-            let said = lab.wait(&format!("{from} reaches {address}:{port}"), 60, || {
-                let said = shell(lab, from, &format!("{ASK} ask {address} {port} /hostname"))?;
-                Ok((said.trim() == name).then_some(said))
-            });
-            ensure!(said.is_ok(), "{from} -> {app}: {:#}", said.err().unwrap_or_else(|| anyhow::anyhow!("")));
+    // Each guest asks for itself.
+    let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = NODES.iter().map(|node| scope.spawn(|| reaches_all(lab, node, &servers))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| bail!("it panicked"))).collect()
+    });
+    outcomes.into_iter().collect::<Result<()>>()?;
+    // From a pod of one node to one of the other, by Service address.
+    space.kubectl(&["wait", "--for=condition=Ready", "pod/client", "--timeout=180s"])?;
+    let Server { name, service, .. } = &servers[1];
+    let script = format!("printf 'GET /hostname HTTP/1.0\\r\\n\\r\\n' | nc {service} 80 | tail -n 1");
+    lab.until("a pod reaches a Service whose pod is on the other node", 60, || {
+        Ok(space.kubectl(&["exec", "client", "--", "sh", "-c", &script])?.trim() == *name)
+    })
+}
+
+/// A server's pod and the ways to it.
+struct Server {
+    name: String,
+    pod: String,
+    service: String,
+    node_port: String,
+}
+
+/// A node reaches every server by its pod's address, by its Service's and by the node's own port.
+fn reaches_all(lab: &Lab, from: &str, servers: &[Server]) -> Result<()> {
+    let own = node_address(lab, from)?;
+    for Server { name, pod, service, node_port } in servers {
+        for (address, port) in [(pod, "8080"), (service, "80"), (&own, node_port.as_str())] {
+            lab.until(&format!("{from} reaches {name} by {address}:{port}"), 60, || {
+                Ok(shell(lab, from, &format!("{ASK} ask {address} {port} /hostname"))?.trim() == name)
+            })?;
         }
     }
-    // From a pod of one node to one of the other, by Service address.
-    let service = space.cluster_ip("web-node-2")?;
-    let client = manifests::shell("client", "Never", "sleep 3600").replace("spec:\n", "spec:\n  nodeName: node-1\n");
-    space.apply(&client)?;
-    space.kubectl(&["wait", "--for=condition=Ready", "pod/client", "--timeout=180s"])?;
-    let script = format!("printf 'GET /hostname HTTP/1.0\\r\\n\\r\\n' | nc {service} 80 | tail -n 1");
-    let name = pod(&space, "web-node-2")?["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    lab.until("a pod reaches a Service whose pod is on the other node", 60, || {
-        Ok(space.kubectl(&["exec", "client", "--", "sh", "-c", &script])?.trim() == name)
-    })
+    Ok(())
 }
 
 fn node_address(lab: &Lab, node: &str) -> Result<String> {

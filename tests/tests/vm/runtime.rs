@@ -7,6 +7,8 @@ use keelson_tests::manifests;
 use super::{ready, shell};
 
 const CONFIG: &str = "/etc/containerd/config.toml";
+/// Where containerd's tasks are, with the containers' files.
+const TASKS: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io";
 /// How many ends of pods are looked at, until one falls between two full lists of the runtime.
 const TRIES: u32 = 6;
 
@@ -58,17 +60,13 @@ pub fn events(lab: &Lab) -> Result<()> {
     let outcome = by_cri_alone(lab, &space);
     shell(lab, "node-2", &format!("sed -i /^disabled_plugins/d {CONFIG} && systemctl restart containerd"))?;
     outcome?;
-    // It too counts as open from its first event on.
-    end_of_a_pod(&space, "node-2", "last")?;
+    // It too counts as open from its first event on: pods that go have some.
+    space.kubectl(&["delete", "pods", "--all", "--wait=false"])?;
     lab.until("containerd's own events are back", 120, || open(lab, "node-2", "containerd"))?;
     lab.until("node-2 is Ready", 120, || Ok(ready(lab, "node-2")? == "True"))
 }
 
 fn by_cri_alone(lab: &Lab, space: &Space<'_>) -> Result<()> {
-    end_of_a_pod(space, "node-2", "second")?;
-    lab.until("CRI's events are the only ones", 60, || {
-        Ok(open(lab, "node-2", "cri")? && !open(lab, "node-2", "containerd")?)
-    })?;
     let lists = || metric(lab, "node-2", "kubelet_pleg_relist_duration_seconds_count");
     for number in 0..TRIES {
         // The pod runs before the lists are counted, so that only its end is between the two looks.
@@ -76,8 +74,16 @@ fn by_cri_alone(lab: &Lab, space: &Space<'_>) -> Result<()> {
         let manifest = manifests::shell(&name, "Never", "until [ -e /tmp/end ]; do sleep 0.1; done; exit 7");
         space.apply(&manifest.replace("spec:\n", "spec:\n  nodeName: node-2\n"))?;
         space.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "--timeout=180s"])?;
-        let (lists_before, stopped_before) = (lists()?, stopped(lab, "node-2")?);
-        space.kubectl(&["exec", &name, "--", "touch", "/tmp/end"])?;
+        lab.until("CRI's events are the only ones", 60, || {
+            Ok(open(lab, "node-2", "cri")? && !open(lab, "node-2", "containerd")?)
+        })?;
+        let id = space.kubectl(&["get", "pod", &name, "-o", "jsonpath={.status.containerStatuses[0].containerID}"])?;
+        let end = format!("{TASKS}/{}/rootfs/tmp/end", id.trim_start_matches("containerd://"));
+        let (list, stopped_before) = (lists()?, stopped(lab, "node-2")?);
+        // In the first minute of a stream everything is listed each five seconds: time enough for an end, if it comes right after a list.
+        lab.until("a list has just been made", 70, || Ok(lists()? != list))?;
+        let lists_before = lists()?;
+        lab.node("node-2", &["touch", &end])?;
         has_ended(space, &name)?;
         let (lists_after, stopped_after) = (lists()?, stopped(lab, "node-2")?);
         ensure!(stopped_after > stopped_before, "{name} has ended, and CRI told no end");
