@@ -204,7 +204,7 @@ pub async fn run(
         return Err(StartError::CgroupV1);
     }
     let client_config = client_config(&config).await?;
-    let client = client_config.clone().and_then(|c| kube::Client::try_from(c).ok());
+    let client = client_config.clone().and_then(|c| kube_common::client::client(c).ok());
     let tasks = Tasks::new();
     let endpoints = Endpoints::new();
     if config.kubelet.healthz_port != 0 {

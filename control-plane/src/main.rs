@@ -311,7 +311,7 @@ async fn remote_client(path: Option<&Path>) -> anyhow::Result<(Client, String)> 
         .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default()).await?;
     let ca = config.root_cert.iter().flatten().map(|der| pem(der)).collect();
-    Ok((Client::try_from(config)?, ca))
+    Ok((kube_common::client::client(config)?, ca))
 }
 
 fn pem(der: &[u8]) -> String {

@@ -118,5 +118,5 @@ async fn client(config: &Config) -> anyhow::Result<kube::Client> {
             .await
             .context("no clientConnection.kubeconfig in the configuration, and not inside a cluster")?,
     };
-    kube::Client::try_from(kube_config).context("making an API client")
+    kube_common::client::client(kube_config).context("making an API client")
 }

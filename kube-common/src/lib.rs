@@ -4,6 +4,7 @@
 //! it knows nothing of either.
 
 pub mod backoff;
+pub mod client;
 pub mod config;
 pub mod duration;
 pub mod logging;

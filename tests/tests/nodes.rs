@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         ("an_agent_restart_keeps_routes_and_removes_stale_ones", restart),
         ("a_node_joins_and_leaves", third_node),
         ("a_node_that_loses_its_power_is_replaced_and_comes_back_clean", power_cut),
+        ("nodes_hear_of_news_soon_after_the_control_plane_lost_its_power", dead_connections),
     ];
     let grace = format!("--control-plane-arg=--node-monitor-grace-period={GRACE_SECONDS}s");
     let toleration = format!("--control-plane-arg=--default-unreachable-toleration-seconds={TOLERATION_SECONDS}");
@@ -438,6 +439,44 @@ fn power_cut(lab: &Lab) -> Result<()> {
     lab.lab(&["start", "node-2"])?;
     lab.until("node-2 is Ready", 60, || is_ready(lab, "node-2"))?;
     comes_back(lab, &space, &before)
+}
+
+/// A machine without power ends no connection: the watches of the nodes hang on one that will never say anything again, while their leases,
+/// which are written all the time, are renewed.
+fn dead_connections(lab: &Lab) -> Result<()> {
+    const SECONDS: u64 = 40;
+    let space = lab.space("hear")?;
+    server(&space, "web", "node-1")?;
+    space.apply(&manifests::service("web", "web", "ClusterIP"))?;
+    // The kernel of a machine in namespaces lives on and would close what its processes had open: the nodes must not hear that.
+    let deaf = format!(
+        "add table ip deaf; add chain ip deaf in {{ type filter hook input priority 0; }}; add rule ip deaf in ip saddr {} drop",
+        lab.address("control-plane")?
+    );
+    let nodes = ["node-1", "node-2"];
+    nodes.iter().try_for_each(|node| lab.node(node, &["nft", &deaf]).map(drop))?;
+    let cut = lab.lab(&["stop", "control-plane"]).and_then(|_| lab.lab(&["start", "control-plane"]));
+    nodes.iter().try_for_each(|node| lab.node(node, &["nft", "delete table ip deaf"]).map(drop))?;
+    cut?;
+    lab.wait("the API server answers", 60, || lab.kubectl(&["get", "--raw", "/readyz"]).map(Some))?;
+    let begun = Instant::now();
+    // Without the scheduler, which the new control plane has just started.
+    for node in nodes {
+        let shell = manifests::shell(&format!("news-{node}"), "Always", "sleep 1000");
+        space.apply(&shell.replace("spec:\n", &format!("spec:\n  nodeName: {node}\n")))?;
+    }
+    space.apply(&manifests::service("late", "web", "ClusterIP"))?;
+    let late = (space.cluster_ip("late")?, 80).into();
+    for node in nodes {
+        lab.until("the agent hears of a new pod", SECONDS, || {
+            let pod = space.json(&["get", "pod", &format!("news-{node}")])?;
+            Ok(has_condition(&pod, "Ready"))
+        })?;
+        let from = From::Process(lab.pid(node)?);
+        lab.wait("the dataplane hears of a new service", SECONDS, || net::answering(from, late).map(Some))?;
+    }
+    println!("(everything was heard of {:.1} s after the API server was back)", begun.elapsed().as_secs_f64());
+    Ok(())
 }
 
 /// What a power cut in the middle of an ADD leaves: an address on disk whose sandbox nobody knows. It is written while the

@@ -133,7 +133,7 @@ async fn api_pods(config: &Config, name: &str) -> Result<PodSet, String> {
     let Some(client) = agent::client_config(config).await.map_err(|e| e.to_string())? else {
         return Ok(PodSet::new());
     };
-    let client = kube::Client::try_from(client).map_err(|e| e.to_string())?;
+    let client = kube_common::client::client(client).map_err(|e| e.to_string())?;
     match tokio::time::timeout(API_LIMIT, api::list(client, name)).await {
         Ok(pods) => pods.map_err(|e| api::brief(&e)),
         Err(_) => Err(format!("no answer within {API_LIMIT:?}")),

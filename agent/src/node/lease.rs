@@ -55,7 +55,7 @@ pub async fn run(config: kube::Config, node: String, node_uid: String, seconds: 
     let mut failing = false;
     loop {
         if client.is_none() {
-            client = kube::Client::try_from(config.clone()).ok();
+            client = kube_common::client::client(config.clone()).ok();
         }
         let outcome = match &client {
             Some(client) => tokio::time::timeout(DEADLINE, renew(client, &node, &node_uid, seconds, last.take())).await,
