@@ -39,6 +39,7 @@ pub async fn run(cluster: &Cluster<'_>, rounds: usize, figures: &mut Figures) ->
     stream::iter((0..SERVICES).map(make)).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await?;
     tokio::time::sleep(SETTLE).await;
     let with = start::rounds(cluster, "among", rounds).await?;
+    start::share(cluster, &with, "agent_5000_services", figures)?;
     let median = |times: &start::Times| percentile(&times.start, 0.5).unwrap_or_default();
     figures.quantiles("start_5000_services", &with.start);
     figures.add("start_5000_services_ratio", median(&with).as_secs_f64() / median(&before).as_secs_f64());

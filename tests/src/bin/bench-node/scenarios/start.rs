@@ -49,7 +49,7 @@ pub async fn run(cluster: &Cluster<'_>, rounds: usize, figures: &mut Figures) ->
     figures.quantiles("start", &times.start);
     figures.quantiles("bind", &times.bind);
     figures.quantiles("cri", &times.bare);
-    share(cluster, &times, figures)?;
+    share(cluster, &times, "agent", figures)?;
     figures.quantiles("exit_to_status", &times.exit);
     Ok(())
 }
@@ -86,21 +86,21 @@ async fn pod(cluster: &Cluster<'_>, name: &str, times: &mut Times) -> Result<()>
     cluster.remove(name).await
 }
 
-/// What is left of a start without the time inside the runtime's calls.
-fn share(cluster: &Cluster<'_>, times: &Times, figures: &mut Figures) -> Result<()> {
+/// What is left of a start without the time inside the runtime's calls, as PREFIX_share and PREFIX_calls.
+pub fn share(cluster: &Cluster<'_>, times: &Times, prefix: &str, figures: &mut Figures) -> Result<()> {
     let path = cluster.lab.folder()?.join(NODE).join("log/containerd.log");
     let log = std::fs::read(&path).with_context(|| path.display().to_string())?;
     let calls = runtime_log::times(&String::from_utf8_lossy(&log));
     let inside: Vec<Duration> = times.node.iter().filter_map(|(name, _)| calls.get(name).copied()).collect();
     let own: Vec<Duration> = if inside.len() == times.node.len() {
-        figures.note("agent_share: bound seen by a watch to ready seen by it, minus the pod's three calls as containerd's log times them");
+        figures.note(format!("{prefix}_share: bound seen by a watch to ready seen by it, minus the pod's three calls as containerd's log times them"));
         times.node.iter().zip(&inside).map(|((_, total), inside)| total.saturating_sub(*inside)).collect()
     } else {
-        figures.note("agent_share: bound seen to ready seen, minus the median of the bare calls, because containerd's log does not tell the calls' times");
+        figures.note(format!("{prefix}_share: bound seen to ready seen, minus the median of the bare calls, because containerd's log does not tell the calls' times"));
         let bare = percentile(&times.bare, 0.5).unwrap_or_default();
         times.node.iter().map(|(_, total)| total.saturating_sub(bare)).collect()
     };
-    figures.quantiles("agent_calls", &inside);
-    figures.quantiles("agent_share", &own);
+    figures.quantiles(&format!("{prefix}_calls"), &inside);
+    figures.quantiles(&format!("{prefix}_share"), &own);
     Ok(())
 }
