@@ -37,6 +37,14 @@ lane() {
     done
 }
 
+# Ends a process and all below it, these first: a suite takes its lab down then.
+end_tree() {
+    for below in $(pgrep -P "$1"); do
+        end_tree "$below"
+    done
+    kill "$1" 2>/dev/null || true
+}
+
 # Runs suites several at once. Their tests wait longer then: a processor may be the other lane's.
 lanes() {
     printf '%s\n' "$@" >"$work/queue"
@@ -44,12 +52,15 @@ lanes() {
     echo "=== $LANES lanes: $*"
     export KEELSON_TEST_PATIENCE="${KEELSON_TEST_PATIENCE:-2}"
     lane_pids=
+    # Without job control what runs in the background does not hear of Ctrl-C.
+    trap 'for pid in $lane_pids; do end_tree "$pid"; done; exit 130' INT TERM
     for _ in $(seq "$LANES"); do
         lane &
         lane_pids="$lane_pids $!"
     done
     # shellcheck disable=SC2086
     wait $lane_pids || true
+    trap - INT TERM
 }
 
 run_fmt() { cargo fmt --all --check; }

@@ -204,7 +204,11 @@ pub async fn run(
         return Err(StartError::CgroupV1);
     }
     let client_config = client_config(&config).await?;
-    let client = client_config.clone().and_then(|c| kube_common::client::client(c).ok());
+    // Without a client the API's pods would be nobody's, and would be ended.
+    let client = client_config.clone().map(kube_common::client::client).transpose().map_err(|error| {
+        let path = config.node.kubeconfig.clone().unwrap_or_default();
+        StartError::Kubeconfig { path, message: error.to_string() }
+    })?;
     let tasks = Tasks::new();
     let endpoints = Endpoints::new();
     if config.kubelet.healthz_port != 0 {
@@ -221,7 +225,7 @@ pub async fn run(
     let Some(version) = runtime_version(runtime.as_ref(), &stop).await else { return Ok(()) };
     info!(runtime = version.name, version = version.version, "container runtime answers");
     let pleg = Pleg::new(runtime.clone(), metrics.clone());
-    let predecessors = first_list(&runtime, &pleg, &stop).await;
+    let predecessors = first_list(&runtime, &pleg, &stop).await.kept_in(&config.node.root_dir);
     notify::send(notify::READY);
     let (hint_tx, hint_rx) = mpsc::channel(HINT_QUEUE);
     let streams = EventStreams {

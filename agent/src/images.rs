@@ -177,14 +177,18 @@ impl Images {
         }
         self.recorder.container(pod, container, "Normal", "Pulling", &format!("Pulling image {image:?}"));
         let queued = Instant::now();
-        let permit = match &self.slots {
-            Some(slots) => slots.clone().acquire_owned().await.ok(),
-            None => None,
-        };
-        let began = Instant::now();
         let tell = |text: &str| self.recorder.container(pod, container, "Normal", "Pulling", text);
-        let outcome = pull_progress::watched(&*self.runtime, image, tell, self.try_pull(full, auths)).await;
-        drop(permit);
+        let work = async {
+            let permit = match &self.slots {
+                Some(slots) => slots.clone().acquire_owned().await.ok(),
+                None => None,
+            };
+            let began = Instant::now();
+            let outcome = self.try_pull(full, auths).await;
+            drop(permit);
+            (outcome, began)
+        };
+        let (outcome, began) = pull_progress::watched(&*self.runtime, image, tell, work).await;
         match outcome {
             Ok(found) => {
                 self.backoff.lock().remove(&key);

@@ -162,6 +162,7 @@ impl Manager {
             }
         }
         self.remove_missing(&wanted);
+        self.end_predecessors(&wanted, stop);
         self.keep_places(&wanted);
         self.start_missing(&wanted, stop);
         for (uid, pod) in &wanted {
@@ -191,6 +192,23 @@ impl Manager {
             if !wanted.contains_key(uid) {
                 self.node.ledger.ending(uid);
                 handle.tx.send_if_modified(|d| !std::mem::replace(&mut d.removed, true));
+            }
+        }
+    }
+
+    /// Ends what another agent, or this one before it was started anew, runs under the full name of a static pod: the source that could want it
+    /// has spoken, and its successor must not run beside it.
+    fn end_predecessors(&mut self, wanted: &PodSet, stop: &CancellationToken) {
+        let names: BTreeSet<String> =
+            wanted.values().filter(|pod| pod::is_static(pod)).map(|pod| pod::full_name(pod)).collect();
+        if names.is_empty() {
+            return;
+        }
+        for record in self.node.pleg.all() {
+            let unwanted = !wanted.contains_key(&record.uid) && !self.workers.contains_key(&record.uid);
+            if unwanted && record.any_live() && names.contains(&format!("{}_{}", record.name, record.namespace)) {
+                info!(pod = record.name, uid = record.uid, "its manifest has another pod now, ending it first");
+                self.start(Arc::new(orphan(&record)), true, stop);
             }
         }
     }

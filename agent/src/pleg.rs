@@ -174,8 +174,9 @@ impl Pleg {
         mut containers: Vec<ContainerItem>,
     ) -> Result<PodRecord, RuntimeError> {
         let known = self.get(uid).unwrap_or_default();
-        sandboxes.sort_by_key(|s| std::cmp::Reverse((s.created_at, s.attempt)));
-        containers.sort_by_key(|c| std::cmp::Reverse((c.created_at, c.attempt)));
+        // Attempts first: a clock that is set back makes the newest look old.
+        sandboxes.sort_by_key(|s| std::cmp::Reverse((s.attempt, s.created_at)));
+        containers.sort_by_key(|c| std::cmp::Reverse((c.attempt, c.created_at)));
         let key = sandboxes.first().map(|s| &s.pod).or(containers.first().map(|c| &c.pod)).cloned();
         let PodKey { name, namespace, .. } = key.unwrap_or_default();
         let mut record = PodRecord { uid: uid.to_owned(), name, namespace, ..PodRecord::default() };

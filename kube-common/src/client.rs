@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -21,7 +22,7 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// Longest time for which sent data may stay without an answer.
 const USER_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// A client for a configuration.
+/// A client for a configuration. One with a proxy or a credential plugin (`exec`) is kube's own and does not notice.
 ///
 /// # Errors
 /// When its certificates or its credentials cannot be used.
@@ -33,12 +34,16 @@ pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
-    tcp.set_connect_timeout(config.connect_timeout);
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
     tcp.set_tcp_user_timeout(Some(USER_TIMEOUT));
-    let tls = config.rustls_https_connector_with_connector(tcp)?;
+    // Around TLS too: a server that takes connections and says nothing keeps TCP alive.
+    let mut tls = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
+    tls.set_connect_timeout(config.connect_timeout);
+    tls.set_read_timeout(config.read_timeout);
+    tls.set_write_timeout(config.write_timeout);
+    tls.set_reset_reader_on_write(config.reset_reader_on_write);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry())))

@@ -1,5 +1,6 @@
 //! `agent adopt --dry-run`: what would happen to each pod of this node if the agent took it over now, and why. Nothing is changed.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -71,6 +72,15 @@ impl Adopt {
         pleg.relist().await.map_err(|e| e.to_string())?;
         let sandboxes = runtime.list_sandboxes(Filter::default()).await.map_err(|e| e.to_string())?;
         let records = pleg.all();
+        let unread: BTreeSet<&str> = sandboxes
+            .iter()
+            .map(|sandbox| sandbox.pod.uid.as_str())
+            .filter(|uid| !uid.is_empty() && records.iter().all(|record| record.uid != *uid))
+            .collect();
+        if !unread.is_empty() {
+            let list: Vec<&str> = unread.into_iter().collect();
+            return Err(format!("the runtime does not tell of these pods (UIDs): {}; ask again", list.join(", ")));
+        }
         let predecessors = Predecessors::of(&sandboxes);
         let wanted = wanted(config, &predecessors).await;
         let names = |list: &[(String, String)]| -> Vec<String> { list.iter().map(|(who, _)| who.clone()).collect() };
@@ -112,7 +122,10 @@ async fn wanted(config: &Config, predecessors: &Predecessors) -> Wanted {
     let name = config.node_name();
     if let Some(path) = &config.kubelet.static_pod_path {
         let mut folder = file::Folder::new(path, &name).inheriting(predecessors.clone());
-        out.statics.extend(folder.scan());
+        match folder.scan() {
+            Some(pods) => out.statics.extend(pods),
+            None => out.silent.push((path.display().to_string(), "it cannot be listed".into())),
+        }
         out.wrong.extend(folder.mistakes().map(|(path, why)| (path.display().to_string(), why.to_owned())));
     }
     if !config.kubelet.static_pod_url.is_empty() {

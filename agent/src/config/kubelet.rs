@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Taint;
 use kube_common::duration::GoDuration;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 pub use super::access::{
     Anonymous, Authentication, Authorization, AuthorizationMode, WebhookAuthentication, WebhookAuthorization, X509,
@@ -27,7 +27,7 @@ pub struct KubeletConfiguration {
     #[serde(rename = "staticPodURL", skip_serializing_if = "String::is_empty")]
     pub static_pod_url: String,
     /// Headers to ask it with: values by name.
-    #[serde(rename = "staticPodURLHeader", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(rename = "staticPodURLHeader", skip_serializing_if = "BTreeMap::is_empty", serialize_with = "masked")]
     pub static_pod_url_header: BTreeMap<String, Vec<String>>,
     /// Root of container logs.
     pub pod_logs_dir: PathBuf,
@@ -291,6 +291,12 @@ pub struct KubeletConfiguration {
     image_service_endpoint: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     user_namespaces: Option<serde_json::Value>,
+}
+
+/// Values may be secret; `/configz` shows names alone.
+fn masked<S: Serializer>(headers: &BTreeMap<String, Vec<String>>, serializer: S) -> Result<S::Ok, S::Error> {
+    let shown = headers.iter().map(|(name, values)| (name, vec!["<masked>"; values.len()]));
+    serializer.collect_map(shown)
 }
 
 impl Default for KubeletConfiguration {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// A command that runs on gives its place up after this time: the expensive part is over, and one that hangs holds nobody up.
-const STARTING: Duration = Duration::from_secs(1);
+const STARTING: Duration = Duration::from_millis(200);
 /// Bounds of the number of places, and how many each processor gives.
 const LEAST: usize = 4;
 const MOST: usize = 16;

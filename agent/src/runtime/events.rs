@@ -215,17 +215,21 @@ async fn cri(socket: &Path, hints: &mpsc::Sender<Hint>, metrics: &Metrics) -> En
         Ok(response) => response.into_inner(),
         Err(status) => return Ended::Failed(status),
     };
-    info!("the runtime tells of changes by CRI too");
-    if hints.send(Hint::Connected(Source::Cri)).await.is_err() {
-        return Ended::ReceiverGone;
-    }
+    let mut open = false;
     while let Ok(Some(event)) = stream.message().await {
+        if !std::mem::replace(&mut open, true) {
+            info!("the runtime tells of changes by CRI too");
+            if hints.send(Hint::Connected(Source::Cri)).await.is_err() {
+                return Ended::ReceiverGone;
+            }
+        }
         metrics.event(Source::Cri, kind(&event));
         if hints.send(changed(event)).await.is_err() {
             return Ended::ReceiverGone;
         }
     }
-    Ended::Closed
+    // CRI-O closes the stream at once where its events are switched off.
+    if open { Ended::Closed } else { Ended::Failed(Status::unimplemented("the stream ended without an event")) }
 }
 
 /// The pod of an event; of a removed sandbox nothing but its ID may be left.

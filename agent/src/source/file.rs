@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use futures::StreamExt;
 use inotify::{Inotify, WatchMask};
 use k8s_openapi::api::core::v1::Pod;
-use kube_common::config;
+use kube_common::config::{self, ConfigError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -67,9 +67,15 @@ impl Folder {
         self
     }
 
-    /// Reads what has changed; returns the pods of all files.
-    pub fn scan(&mut self) -> PodSet {
-        let listed = self.list();
+    /// Reads what has changed; returns the pods of all files, or nothing when that cannot be known now.
+    pub fn scan(&mut self) -> Option<PodSet> {
+        let listed = match self.list() {
+            Ok(listed) => listed,
+            Err(error) => {
+                warn!("{} cannot be listed ({error}); its pods stay as they are", self.path.display());
+                return None;
+            }
+        };
         self.files.retain(|path, known| {
             let keep = listed.iter().any(|(p, _)| p == path);
             if !keep && !known.pods.is_empty() {
@@ -82,16 +88,19 @@ impl Folder {
             if known.stamp == Some(stamp) {
                 continue;
             }
-            known.stamp = Some(stamp);
             let outcome = Self::read(&path, &self.node, known, &mut self.predecessors);
-            known.wrong = outcome.err();
-            if let Some(message) = &known.wrong {
+            // One that could not be read is tried again with the next look.
+            known.stamp = (!matches!(outcome, Err(ConfigError::Read { .. }))).then_some(stamp);
+            let outcome = outcome.map_err(|error| error.to_string());
+            let before = std::mem::replace(&mut known.wrong, outcome.err());
+            if let Some(message) = known.wrong.as_ref().filter(|message| before.as_ref() != Some(message)) {
                 refuse(self.teller.as_ref(), !known.pods.is_empty(), message);
             }
         }
         if let Some(teller) = &self.teller {
             teller.wrong(self.wrong());
         }
+        self.predecessors.settle();
         let mut out = PodSet::new();
         let mut names = BTreeMap::new();
         for (path, known) in &self.files {
@@ -109,33 +118,41 @@ impl Folder {
                 out.insert(pod::uid(pod).to_owned(), pod.clone());
             }
         }
-        out
+        Some(out)
     }
 
-    fn list(&self) -> Vec<(PathBuf, (SystemTime, u64))> {
-        let stamp = |path: &Path| {
-            let m = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
-            Some((m.modified().unwrap_or(SystemTime::UNIX_EPOCH), m.len()))
+    /// The files there are. One that has just gone is not among them; an error that may pass is no reason to take its pods for gone.
+    fn list(&self) -> std::io::Result<Vec<(PathBuf, (SystemTime, u64))>> {
+        let present = |outcome: std::io::Result<std::fs::Metadata>| match outcome {
+            Ok(meta) => Ok(Some(meta)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         };
-        if self.path.is_file() {
-            return stamp(&self.path).map(|s| (self.path.clone(), s)).into_iter().collect();
+        let stamp = |path: &Path| {
+            let meta = present(std::fs::metadata(path))?.filter(std::fs::Metadata::is_file);
+            std::io::Result::Ok(meta.map(|m| (m.modified().unwrap_or(SystemTime::UNIX_EPOCH), m.len())))
+        };
+        let Some(meta) = present(std::fs::metadata(&self.path))? else { return Ok(Vec::new()) };
+        if meta.is_file() {
+            return Ok(stamp(&self.path)?.map(|s| (self.path.clone(), s)).into_iter().collect());
         }
-        let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
-        let mut out: Vec<_> = entries
-            .flatten()
-            .filter(|e| !e.file_name().to_string_lossy().starts_with('.'))
-            .filter_map(|e| Some((e.path(), stamp(&e.path())?)))
-            .collect();
+        let mut out = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            let entry = entry?;
+            if !entry.file_name().to_string_lossy().starts_with('.') {
+                out.extend(stamp(&entry.path())?.map(|stamp| (entry.path(), stamp)));
+            }
+        }
         out.sort();
-        out
+        Ok(out)
     }
 
     /// Takes a file's pods over; the error says why it cannot be used.
-    fn read(path: &Path, node: &str, known: &mut Known, predecessors: &mut Predecessors) -> Result<(), String> {
+    fn read(path: &Path, node: &str, known: &mut Known, predecessors: &mut Predecessors) -> Result<(), ConfigError> {
         // Before the content: a change in between counts as one.
         let changed = statics::changed(path);
-        let text = config::read_text(path).map_err(|e| e.to_string())?;
-        let mut found = manifest::parse(path, &text, node, &seen()).map_err(|e| e.to_string())?;
+        let text = config::read_text(path)?;
+        let mut found = manifest::parse(path, &text, node, &seen())?;
         for text in found.unknown {
             error!("{text} (ignored)");
         }
@@ -175,7 +192,9 @@ pub async fn run(mut folder: Folder, poll: Duration, out: watch::Sender<Option<P
                 }
             })
             .ok();
-        publish(folder.scan(), &out);
+        if let Some(set) = folder.scan() {
+            publish(set, &out);
+        }
         let lost = loop {
             let changed = async {
                 match &mut events {
@@ -184,17 +203,21 @@ pub async fn run(mut folder: Folder, poll: Duration, out: watch::Sender<Option<P
                 }
             };
             tokio::select! {
-                () = stop.cancelled() => return,
-                open = changed => if !open { break true },
-                () = tokio::time::sleep(poll) => {
-                    // A folder made again has another inode: the watch has to be made again too.
-                    publish(folder.scan(), &out);
-                    if events.is_none() { break false }
-                    continue;
-                }
+                            () = stop.cancelled() => return,
+                            open = changed => if !open { break true },
+                            () = tokio::time::sleep(poll) => {
+                                // A folder made again has another inode: the watch has to be made again too.
+                                if let Some(set) = folder.scan() {
+            publish(set, &out);
             }
+                                if events.is_none() { break false }
+                                continue;
+                            }
+                        }
             tokio::time::sleep(GATHER).await;
-            publish(folder.scan(), &out);
+            if let Some(set) = folder.scan() {
+                publish(set, &out);
+            }
             if !folder.path.exists() {
                 break true;
             }
@@ -239,15 +262,15 @@ mod tests {
         std::fs::write(dir.path().join("b.yaml"), manifest("b", "x")).unwrap();
         std::fs::write(dir.path().join(".hidden"), "{").unwrap();
         let mut folder = Folder::new(dir.path(), "n");
-        assert_eq!(folder.scan().len(), 2);
+        assert_eq!(folder.scan().unwrap().len(), 2);
         std::fs::write(dir.path().join("a.yaml"), "apiVersion: v1\nkind: Pod\nspec: 5\n").unwrap();
-        assert_eq!(folder.scan().len(), 2);
+        assert_eq!(folder.scan().unwrap().len(), 2);
         assert_eq!(folder.wrong(), 1);
         std::fs::write(dir.path().join("a.yaml"), manifest("a", "yy")).unwrap();
-        let set = folder.scan();
+        let set = folder.scan().unwrap();
         assert!(set.values().any(|p| pod::main_containers(p)[0].image.as_deref() == Some("yy")));
         std::fs::remove_file(dir.path().join("a.yaml")).unwrap();
-        assert_eq!(folder.scan().len(), 1);
+        assert_eq!(folder.scan().unwrap().len(), 1);
     }
 
     #[test]
@@ -256,14 +279,14 @@ mod tests {
         let file = dir.path().join("a.yaml");
         std::fs::write(&file, manifest("a", "x")).unwrap();
         let mut folder = Folder::new(dir.path(), "n");
-        let first = folder.scan().into_values().next().unwrap();
+        let first = folder.scan().unwrap().into_values().next().unwrap();
         std::fs::write(&file, manifest("a", "x") + "\n\n").unwrap();
-        assert!(Arc::ptr_eq(&first, &folder.scan().into_values().next().unwrap()));
+        assert!(Arc::ptr_eq(&first, &folder.scan().unwrap().into_values().next().unwrap()));
         // A UID of the manifest's own stays the same over an edit.
         let own = |image: &str| manifest("a", image).replace("name: a}", "name: a, uid: fixed}");
         let mut image_of = |image: &str| {
             std::fs::write(&file, own(image)).unwrap();
-            let pod = folder.scan().into_values().next().unwrap();
+            let pod = folder.scan().unwrap().into_values().next().unwrap();
             pod::main_containers(&pod)[0].image.clone().unwrap()
         };
         assert_eq!([image_of("one"), image_of("second")], ["one", "second"]);

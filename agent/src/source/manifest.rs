@@ -8,7 +8,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Toleration};
 use keelson_kinds::{names, static_pod};
 use kube_common::config::{self, ConfigError, Document, Mistake};
-use kube_common::yaml::{Node, PathSegment, Value};
+use kube_common::yaml::{Node, PathSegment, Position, Value};
 use sha2::{Digest, Sha256};
 
 use crate::images;
@@ -75,6 +75,12 @@ pub fn parse_from(origin: Origin<'_>, text: &str, node: &str, seen: &str) -> Res
     let documents = config::load_documents(path, text)?;
     let mut out = Manifest::default();
     let mut found = Vec::new();
+    if documents.is_empty() {
+        // Half a file, or a page that says nothing: no reason to end what it gave before.
+        let message = "there is no pod in it; remove it, or give an empty v1 PodList, to end what it gave".to_owned();
+        let position = Position { line: 1, column: 1 };
+        found.push(Mistake { position, field: String::new(), message });
+    }
     for document in &documents {
         found.extend(document.duplicates.iter().cloned());
         match decode(document, &mut out.unknown) {

@@ -3,7 +3,7 @@
 //! A server that is away, or an answer that is wrong, leaves the pods of the last good answer alone; an empty answer means no pods. Until the
 //! first good answer the source has not spoken, and nothing that runs is cleaned up. Upstream counterpart: `pkg/kubelet/config/http.go`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,11 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 pub fn address(text: &str) -> Result<Uri, String> {
     let uri: Uri = text.parse().map_err(|e| format!("{text:?} is no URL: {e}"))?;
     match uri.scheme_str() {
+        // It is shown in logs and events.
+        Some("http" | "https") if uri.authority().is_some_and(|a| a.as_str().contains('@')) => Err(
+            "user and password cannot stand in the URL; give them as staticPodURLHeader: {Authorization: [Basic …]}"
+                .into(),
+        ),
         Some("http" | "https") if uri.host().is_some_and(|host| !host.is_empty()) => Ok(uri),
         _ => Err(format!("{text:?} must begin with http:// or https:// and a host")),
     }
@@ -100,14 +105,18 @@ fn root(error: &dyn std::error::Error) -> String {
     inner.to_string()
 }
 
-fn client() -> Result<Https, FetchError> {
+/// A client for both schemes. Only one that is asked for needs the system's certificate authorities.
+fn client(https: bool) -> Result<Https, FetchError> {
     kube_common::tls::install_ring();
-    let connector = HttpsConnectorBuilder::new()
-        .with_native_roots()
-        .map_err(|e| FetchError::Request(format!("the system's certificate authorities cannot be read: {e}")))?
-        .https_or_http()
-        .enable_http1()
-        .build();
+    let builder = if https {
+        HttpsConnectorBuilder::new()
+            .with_native_roots()
+            .map_err(|e| FetchError::Request(format!("the system's certificate authorities cannot be read: {e}")))?
+    } else {
+        let none = rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
+        HttpsConnectorBuilder::new().with_tls_config(none.with_no_client_auth())
+    };
+    let connector = builder.https_or_http().enable_http1().build();
     // No connection is kept between two reads.
     Ok(Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector))
 }
@@ -127,7 +136,10 @@ impl Remote {
     }
 
     async fn fetch(&self) -> Result<Bytes, FetchError> {
-        let client = client()?;
+        let https = self.url.starts_with("https:");
+        let client = tokio::task::spawn_blocking(move || client(https))
+            .await
+            .map_err(|error| FetchError::Request(error.to_string()))??;
         let mut uri = address(&self.url).map_err(FetchError::Request)?;
         let first = uri.authority().cloned();
         for _ in 0..=MAX_REDIRECTS {
@@ -146,7 +158,8 @@ impl Remote {
                 uri = address(&next).map_err(FetchError::Request)?;
                 continue;
             }
-            if !status.is_success() {
+            // As upstream: a 204 of something in between is no list without pods.
+            if status != StatusCode::OK {
                 return Err(FetchError::Status(status));
             }
             let body = Limited::new(response.into_body(), yaml::MAX_BYTES);
@@ -191,7 +204,16 @@ impl Remote {
     }
 
     fn set(&self) -> PodSet {
-        self.pods.iter().map(|pod| (pod::uid(pod).to_owned(), pod.clone())).collect()
+        let mut names = BTreeSet::new();
+        let mut out = PodSet::new();
+        for pod in &self.pods {
+            if names.insert(pod::full_name(pod)) {
+                out.insert(pod::uid(pod).to_owned(), pod.clone());
+            } else {
+                warn!(url = self.url, pod = pod::full_name(pod), "this pod is there twice; the first is taken");
+            }
+        }
+        out
     }
 }
 
@@ -321,6 +343,8 @@ mod tests {
             answer("200 OK", "", &manifest("a")),
             answer("200 OK", "", "kind: {"),
             answer("404 Not Found", "", ""),
+            answer("204 No Content", "", ""),
+            answer("200 OK", "", "# nothing yet\n"),
             answer("200 OK", "", list),
             answer("200 OK", "", ""),
         ])
@@ -377,7 +401,7 @@ mod tests {
     #[test]
     fn addresses_and_headers_are_checked() {
         assert!(address("https://h:8080/x?y").is_ok());
-        for wrong in ["ftp://h/", "h/x", "http://", "http:///x", "http://a b/", ""] {
+        for wrong in ["ftp://h/", "h/x", "http://", "http:///x", "http://a b/", "http://u:p@h/", ""] {
             assert!(address(wrong).is_err(), "{wrong}");
         }
         let headers = BTreeMap::from([
