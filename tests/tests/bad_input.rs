@@ -175,7 +175,7 @@ fn wrong_cni(lab: &Lab) -> Result<()> {
     std::fs::remove_file(&plugin)?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(!output.status.success(), "it took {config}");
-    let error: serde_json::Value = serde_json::from_str(&text).with_context(|| format!("no JSON: {text:?}"))?;
+    let error: Value = serde_json::from_str(&text).with_context(|| format!("no JSON: {text:?}"))?;
     ensure!(error["cniVersion"] == "1.0.0" && error["code"].is_u64(), "{error}");
     names(&error.to_string(), &["mtu"])?;
     // A bad list in the node's folder, before ours by name: pods that are to come say why they do not; when it is gone

@@ -89,7 +89,8 @@ impl Predecessors {
             match serde_json::from_slice::<BTreeMap<String, Predecessor>>(&bytes) {
                 // Those that the runtime does not hold any more are over.
                 Ok(taken) => {
-                    self.taken = taken.into_iter().filter(|(_, p)| self.pods.values().any(|o| o.uid == p.uid)).collect()
+                    self.taken =
+                        taken.into_iter().filter(|(_, p)| self.pods.values().any(|o| o.uid == p.uid)).collect();
                 }
                 Err(error) => warn!("{} cannot be used ({error}); static pods are compared anew", file.display()),
             }

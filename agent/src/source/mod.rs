@@ -142,6 +142,6 @@ mod tests {
     #[test]
     fn clean_up_waits_for_every_source() {
         let (one, two) = (watch::channel(Some(PodSet::new())).1, watch::channel(None).1);
-        assert!(statics(&[]).1 && statics(&[one.clone()]).1 && !statics(&[one, two]).1);
+        assert!(statics(&[]).1 && statics(std::slice::from_ref(&one)).1 && !statics(&[one, two]).1);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Collected, Empty, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -163,7 +163,7 @@ impl Remote {
                 return Err(FetchError::Status(status));
             }
             let body = Limited::new(response.into_body(), yaml::MAX_BYTES);
-            return body.collect().await.map(|body| body.to_bytes()).map_err(|_| FetchError::Body);
+            return body.collect().await.map(Collected::to_bytes).map_err(|_| FetchError::Body);
         }
         Err(FetchError::Redirects)
     }

@@ -137,19 +137,41 @@ pub fn update(
     carry_metadata(metadata, old);
     match part {
         Part::Main if res.strategy.has_status() => val::carry(new, old, "status"),
+        // Who may add a debugger to a pod may not move it into another Service by its labels.
+        Part::Other("ephemeralcontainers" | "resize") => {
+            for key in ["labels", "annotations", "finalizers", "ownerReferences"] {
+                let held = old.get("metadata").and_then(|metadata| metadata.get(key)).cloned();
+                let metadata = val::child(new, "metadata");
+                match held {
+                    Some(held) => val::set(metadata, key, held),
+                    None => drop(val::remove(metadata, key)),
+                }
+            }
+        }
         Part::Main | Part::Other(_) => {}
         Part::Status => keep_only_status(new, old),
     }
     res.strategy.prepare_update(new, old, part);
     bump_generation(res, new, old);
-    let mut errors = meta::validate(res, new);
-    errors.extend(meta::validate_update(new, old));
-    if part != Part::Status {
-        errors.extend(res.strategy.validate(new));
+    let mut errors = rules(res, new, part);
+    if !errors.is_empty() {
+        // What was accepted once stays acceptable: a rule that came later must not keep anybody from taking a finalizer away.
+        let before = rules(res, old, part);
+        errors.retain(|error| !before.contains(error));
     }
+    errors.extend(meta::validate_update(new, old));
     errors.extend(res.strategy.validate_update(new, old, part));
     refuse(res, new, &errors)?;
     Ok(if part == Part::Main { res.strategy.warnings(new) } else { Vec::new() })
+}
+
+/// What is wrong with an object by itself.
+fn rules(res: &Resource, object: &Value, part: Part) -> Vec<FieldError> {
+    let mut errors = meta::validate(res, object);
+    if part != Part::Status {
+        errors.extend(res.strategy.validate(object));
+    }
+    errors
 }
 
 fn carry_metadata(metadata: &mut Value, old: &Value) {

@@ -270,3 +270,35 @@ fn generated_names_keep_their_suffix() {
     assert_eq!(generate(&"a".repeat(80), 58, "12345").len(), 63);
     assert_eq!(generate("a-", 58, "12345"), "a-12345");
 }
+
+#[test]
+fn what_was_accepted_before_a_rule_came_can_still_be_let_go() {
+    let pods = res("", "pods");
+    let mut old = created(pods, pod());
+    old["spec"]["hostAliases"] = json!([{"ip": "192.0.2.1", "hostnames": ["Not_a_host!"]}]);
+    old["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    let mut new = old.clone();
+    new["metadata"]["finalizers"] = json!([]);
+    update(pods, &mut new, &old, Part::Main, &ctx("ns")).expect("the finalizer goes");
+    // A mistake that was not there is still one.
+    let mut worse = old.clone();
+    worse["metadata"]["labels"] = json!({"a b": "c"});
+    let error = update(pods, &mut worse, &old, Part::Main, &ctx("ns")).expect_err("a wrong label");
+    assert!(causes(&error).iter().all(|cause| cause.contains("metadata.labels")), "{:?}", causes(&error));
+}
+
+#[test]
+fn subresources_of_a_pod_carry_no_metadata() {
+    let pods = res("", "pods");
+    let mut labelled = pod();
+    labelled["metadata"]["labels"] = json!({"app": "web"});
+    let old = created(pods, labelled);
+    for part in ["ephemeralcontainers", "resize"] {
+        let mut new = old.clone();
+        new["metadata"]["labels"] = json!({"app": "other"});
+        new["metadata"]["finalizers"] = json!(["example.com/hold"]);
+        update(pods, &mut new, &old, Part::Other(part), &ctx("ns")).expect("updated");
+        assert_eq!(new["metadata"]["labels"], old["metadata"]["labels"], "{part}");
+        assert!(new["metadata"].get("finalizers").is_none(), "{part}");
+    }
+}

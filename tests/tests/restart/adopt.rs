@@ -181,7 +181,7 @@ pub fn kubelets_pods(lab: &Lab) -> Result<()> {
         let ids = runner.block_on(async {
             let mut ids = Vec::new();
             for (pod, host) in [(&kept, false), (&edited, false), (&from_file, true), (&orphan, true)] {
-                ids.push(make(lab, pod, host).await.with_context(|| pod.name.clone())?);
+                ids.push(Box::pin(make(lab, pod, host)).await.with_context(|| pod.name.clone())?);
             }
             anyhow::Ok(ids)
         })?;

@@ -131,8 +131,7 @@ fn expanded(text: &str) -> String {
 pub fn huge() -> Vec<(&'static str, Value)> {
     let base = || pod(&Value::Null);
     let (mut containers, mut env, mut volumes) = (base(), base(), base());
-    let many = |n: usize| (0..n).map(|i| json!({"name": format!("c{i}"), "image": "i"})).collect::<Value>();
-    containers["spec"]["containers"] = many(1000);
+    containers["spec"]["containers"] = (0..1000).map(|i| json!({"name": format!("c{i}"), "image": "i"})).collect();
     env["spec"]["containers"][0]["env"] =
         (0..10_000).map(|i| json!({"name": format!("E{i}"), "value": format!("$(E{})", (i + 1) % 10_000)})).collect();
     volumes["spec"]["volumes"] = (0..2000).map(|i| json!({"name": format!("v{i}"), "emptyDir": {}})).collect();
