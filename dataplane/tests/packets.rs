@@ -137,7 +137,8 @@ fn get(addr: &str) -> io::Result<String> {
 }
 
 fn ask(socket: &UdpSocket, addr: &str) -> io::Result<String> {
-    socket.set_read_timeout(Some(Duration::from_millis(700)))?;
+    // As long as a busy machine may need; a refusal comes at once.
+    socket.set_read_timeout(Some(Duration::from_secs(3)))?;
     socket.send_to(b"?", addr)?;
     let mut buf = [0; 64];
     let (n, _) = socket.recv_from(&mut buf)?;
