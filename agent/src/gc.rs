@@ -125,20 +125,8 @@ mod tests {
             id: id.into(),
             name: "m".into(),
             sandbox_id: sandbox.into(),
-            restart_count: 0,
             state,
-            created_at: 0,
-            started_at: 0,
-            finished_at: 0,
-            exit_code: 0,
-            reason: String::new(),
-            message: String::new(),
-            early: false,
-            image: String::new(),
-            user_image: String::new(),
-            image_ref: String::new(),
-            hash: None,
-            log_path: String::new(),
+            ..ContainerRecord::default()
         };
         let sandbox = |id: &str, state| Sandbox {
             id: id.into(),

@@ -196,6 +196,13 @@ impl Manager {
         }
     }
 
+    /// What the runtime holds, no source wants and no worker looks after.
+    fn unwanted(&self, wanted: &PodSet) -> Vec<Arc<PodRecord>> {
+        let mut records = self.node.pleg.all();
+        records.retain(|record| !wanted.contains_key(&record.uid) && !self.workers.contains_key(&record.uid));
+        records
+    }
+
     /// Ends what another agent, or this one before it was started anew, runs under the full name of a static pod: the source that could want it
     /// has spoken, and its successor must not run beside it.
     fn end_predecessors(&mut self, wanted: &PodSet, stop: &CancellationToken) {
@@ -204,9 +211,8 @@ impl Manager {
         if names.is_empty() {
             return;
         }
-        for record in self.node.pleg.all() {
-            let unwanted = !wanted.contains_key(&record.uid) && !self.workers.contains_key(&record.uid);
-            if unwanted && record.any_live() && names.contains(&format!("{}_{}", record.name, record.namespace)) {
+        for record in self.unwanted(wanted) {
+            if record.any_live() && names.contains(&pod::full_name_of(&record.name, &record.namespace)) {
                 info!(pod = record.name, uid = record.uid, "its manifest has another pod now, ending it first");
                 self.start(Arc::new(orphan(&record)), true, stop);
             }
@@ -282,10 +288,7 @@ impl Manager {
 
     /// Ends what the runtime holds and nobody wants.
     fn adopt_orphans(&mut self, wanted: &PodSet, stop: &CancellationToken) {
-        for record in self.node.pleg.all() {
-            if wanted.contains_key(&record.uid) || self.workers.contains_key(&record.uid) {
-                continue;
-            }
+        for record in self.unwanted(wanted) {
             info!(pod = record.name, uid = record.uid, "no source names this pod, ending it");
             self.start(Arc::new(orphan(&record)), true, stop);
         }

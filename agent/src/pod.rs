@@ -46,7 +46,13 @@ pub fn namespace(pod: &Pod) -> &str {
 /// `name_namespace`, upstream's full name: what a static pod and its mirror share.
 #[must_use]
 pub fn full_name(pod: &Pod) -> String {
-    format!("{}_{}", name(pod), namespace(pod))
+    full_name_of(name(pod), namespace(pod))
+}
+
+/// The full name of what only the runtime knows.
+#[must_use]
+pub fn full_name_of(name: &str, namespace: &str) -> String {
+    format!("{name}_{namespace}")
 }
 
 /// `name_namespace(uid)`, the form in which upstream's messages name a pod.

@@ -15,11 +15,11 @@ use super::statics::Predecessors;
 use crate::agent;
 use crate::clock;
 use crate::config::Config;
-use crate::flight::command::Output;
+use crate::flight::command::{Output, print, print_json};
 use crate::metrics::Metrics;
 use crate::pleg::Pleg;
 use crate::runtime::cri::CriRuntime;
-use crate::runtime::{Filter, PodRecord, Runtime};
+use crate::runtime::{Filter, Runtime};
 use crate::source::{self, PodSet, api, file, url};
 
 /// Longest time that the API server may take.
@@ -94,11 +94,10 @@ impl Adopt {
             policy: agent::policy(config),
             now: clock::now(),
         });
-        let held: Vec<PodRecord> = records.iter().map(|record| (**record).clone()).collect();
         let answer = Answer {
             node: config.node_name(),
             pods,
-            findings: findings(config, &held, Path::new("/proc")),
+            findings: findings(config, &records, Path::new("/proc")),
             unreadable: wanted
                 .silent
                 .into_iter()
@@ -107,11 +106,8 @@ impl Adopt {
                 .collect(),
         };
         match self.output {
-            Output::Text => crate::flight::command::print(&text(&answer)),
-            Output::Json => {
-                let value = serde_json::to_value(&answer).map_err(|e| e.to_string())?;
-                crate::flight::command::print(&format!("{value:#}\n"));
-            }
+            Output::Text => print(&text(&answer)),
+            Output::Json => print_json(&answer)?,
         }
         Ok(())
     }

@@ -297,16 +297,9 @@ mod tests {
             state: ContainerState::Running,
             created_at: 1,
             started_at: 1,
-            finished_at: 0,
-            exit_code: 0,
-            reason: String::new(),
-            message: String::new(),
-            early: false,
             image: "docker.io/library/web:1".into(),
-            user_image: String::new(),
-            image_ref: String::new(),
             hash: Some(hash.unwrap_or(container_hash(container))),
-            log_path: String::new(),
+            ..ContainerRecord::default()
         };
         let record = PodRecord {
             uid: "u".into(),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -22,7 +23,7 @@ const DEVICES: &str = "device-plugins/kubelet_internal_checkpoint";
 
 /// Everything that was found, one sentence each with what to do.
 #[must_use]
-pub fn findings(config: &Config, records: &[PodRecord], processes: &Path) -> Vec<String> {
+pub fn findings(config: &Config, records: &[Arc<PodRecord>], processes: &Path) -> Vec<String> {
     let mut out: Vec<String> = kubelets(processes)
         .into_iter()
         .map(|pid| {
@@ -55,7 +56,7 @@ fn kubelets(processes: &Path) -> Vec<u32> {
 }
 
 /// Pods whose cgroups another driver has named.
-fn driver(config: &Config, records: &[PodRecord]) -> Option<String> {
+fn driver(config: &Config, records: &[Arc<PodRecord>]) -> Option<String> {
     let kubelet = &config.kubelet;
     let pods = |driver| -> BTreeSet<String> {
         let cgroups = Cgroups::new(Layout::detect(), &kubelet.cgroup_root, driver, kubelet.cgroups_per_qos);
@@ -77,7 +78,7 @@ fn driver(config: &Config, records: &[PodRecord]) -> Option<String> {
 }
 
 /// Pods whose folders or logs are elsewhere.
-fn folders(config: &Config, records: &[PodRecord]) -> Vec<String> {
+fn folders(config: &Config, records: &[Arc<PodRecord>]) -> Vec<String> {
     let root = config.node.root_dir.join("pods");
     let live = || records.iter().filter(|record| record.any_live());
     let missing = live().filter(|record| !root.join(&record.uid).is_dir()).count();

@@ -64,7 +64,7 @@ impl Predecessors {
         for item in sandboxes.iter().filter(|item| item.state == SandboxState::Ready) {
             let Some(origin) = &item.origin else { continue };
             let Some(seen) = nanoseconds(&origin.seen) else { continue };
-            let name = format!("{}_{}", item.pod.name, item.pod.namespace);
+            let name = pod::full_name_of(&item.pod.name, &item.pod.namespace);
             if pods.get(&name).is_none_or(|other| other.created_at < item.created_at) {
                 pods.insert(
                     name,

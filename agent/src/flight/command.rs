@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::jiff::{Timestamp, Zoned, civil};
 use kube_common::duration::GoDuration;
+use serde::Serialize;
 use tokio::net::UnixStream;
 
 use super::explain::{Explanation, time};
@@ -67,6 +68,13 @@ pub struct Pods {
 /// Writes to stdout; who reads may have gone.
 pub(crate) fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// Writes a value for programs.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), String> {
+    let value = serde_json::to_value(value).map_err(|e| e.to_string())?;
+    print(&format!("{value:#}\n"));
+    Ok(())
 }
 
 /// The socket's answer; the outer error means that nobody listens there.
@@ -141,10 +149,7 @@ impl Explain {
         };
         match self.output {
             Output::Text => print(&explanation.text()),
-            Output::Json => {
-                let value = serde_json::to_value(&explanation).map_err(|e| e.to_string())?;
-                print(&format!("{value:#}\n"));
-            }
+            Output::Json => print_json(&explanation)?,
         }
         Ok(())
     }
@@ -167,8 +172,7 @@ impl Pods {
             })??;
             if self.output == Output::Json {
                 let value: serde_json::Value = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
-                print(&format!("{value:#}\n"));
-                return Ok(());
+                return print_json(&value);
             }
             let rows: Vec<Row> = serde_json::from_slice(&body).map_err(|e| format!("unknown answer: {e}"))?;
             let table = table(&rows, clock::now());

@@ -114,14 +114,8 @@ fn arbitrary_record(choices: &mut Choices<'_>, pod: &Pod) -> PodRecord {
                 started_at: choices.one_of(TIMES),
                 finished_at: choices.one_of(TIMES),
                 exit_code: choices.one_of(CODES),
-                reason: String::new(),
-                message: String::new(),
-                early: false,
-                image: String::new(),
-                user_image: String::new(),
-                image_ref: String::new(),
                 hash: if choices.below(4) == 0 { choices.one_of(&[None, Some(1)]) } else { known },
-                log_path: String::new(),
+                ..ContainerRecord::default()
             }
         })
         .collect();

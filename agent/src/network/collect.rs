@@ -13,7 +13,7 @@ use containerd_client::services::v1::containers_client::ContainersClient;
 use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Status};
+use tonic::Status;
 use tracing::{debug, info, warn};
 
 use super::conflist;
@@ -21,13 +21,11 @@ use super::plugins::{self, Attachment, PluginError};
 use super::starting::Starting;
 use crate::config::Config;
 use crate::node::Readiness;
-use crate::runtime::cri::{channel, socket_path};
+use crate::runtime::cri::{channel, in_namespace, socket_path};
 
 /// A request of the agent before this one, which may have been killed, ends by itself within this time: the runtime
 /// cancels what its client no longer waits for.
 const SETTLE: Duration = Duration::from_secs(10);
-/// containerd's namespace of CRI.
-const NAMESPACE: &str = "k8s.io";
 /// The interface that CRI's containers get from the first network.
 const INTERFACE: &str = "eth0";
 /// Longest time for the list of containers.
@@ -118,8 +116,7 @@ fn is_containerd(socket: &Path) -> bool {
 
 /// The IDs of all containers of CRI, sandboxes among them. Streamed: each comes with its whole OCI specification.
 async fn containers(socket: PathBuf) -> Result<Vec<String>, Status> {
-    let mut request = Request::new(ListContainersRequest::default());
-    request.metadata_mut().insert("containerd-namespace", tonic::metadata::MetadataValue::from_static(NAMESPACE));
+    let request = in_namespace(ListContainersRequest::default());
     let mut stream = ContainersClient::new(channel(&socket)).list_stream(request).await?.into_inner();
     let mut ids = Vec::new();
     while let Some(message) = stream.message().await? {

@@ -38,7 +38,7 @@ use super::{
 };
 
 /// The namespace of containerd in which CRI keeps everything.
-const NAMESPACE: &str = "k8s.io";
+pub(super) const NAMESPACE: &str = "k8s.io";
 /// Largest message (upstream `maxMsgSize`).
 const MAX_MESSAGE: usize = 16 << 20;
 /// Deadline of an ordinary call (upstream `runtimeRequestTimeout`).
@@ -72,6 +72,13 @@ pub fn channel(socket: &Path) -> Channel {
         let socket = socket.clone();
         async move { Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(socket).await?)) }
     }))
+}
+
+/// A request to one of containerd's own services, about what CRI keeps.
+pub fn in_namespace<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
+    request
 }
 
 /// Strips the `unix://` of an endpoint.
@@ -595,8 +602,7 @@ impl Runtime for CriRuntime {
     /// containerd's own service; other runtimes do not have it, and the call says so.
     fn downloads(&self) -> Call<'_, Download> {
         async move {
-            let mut request = Request::new(ListStatusesRequest::default());
-            request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
+            let request = in_namespace(ListStatusesRequest::default());
             let mut client = self.content.clone();
             let list = self
                 .call("ListContentStatuses", READ_DEADLINE, async move { client.list_statuses(request).await })

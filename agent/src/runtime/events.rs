@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use tracing::{debug, info, warn};
 
-use super::cri::channel;
+use super::cri::{NAMESPACE, channel};
 use super::exec_scope::ExecStarted;
 use crate::clock;
 use crate::metrics::Metrics;
@@ -181,7 +181,7 @@ async fn containerd(
     let mut client = EventsClient::new(channel(socket));
     let filters = ["/tasks/start", "/tasks/exec-started", "/tasks/exit", "/tasks/oom", "/containers/delete"]
         .iter()
-        .map(|topic| format!("topic==\"{topic}\",namespace==k8s.io"))
+        .map(|topic| format!("topic==\"{topic}\",namespace=={NAMESPACE}"))
         .collect();
     let mut stream = match client.subscribe(SubscribeRequest { filters }).await {
         Ok(response) => response.into_inner(),

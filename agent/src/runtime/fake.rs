@@ -262,17 +262,10 @@ impl Runtime for FakeRuntime {
                 restart_count: m.attempt,
                 state: ContainerState::Created,
                 created_at: clock::now(),
-                started_at: 0,
-                finished_at: 0,
-                exit_code: 0,
-                reason: String::new(),
-                message: String::new(),
-                early: false,
                 image: config.image.clone().unwrap_or_default().user_specified_image,
-                user_image: String::new(),
                 image_ref: "sha256:fake".into(),
                 hash: config.annotations.get(CONTAINER_HASH).and_then(|h| u64::from_str_radix(h, 16).ok()),
-                log_path: String::new(),
+                ..ContainerRecord::default()
             };
             w.containers.push((key, record));
             Ok(id)

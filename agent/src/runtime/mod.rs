@@ -48,7 +48,7 @@ pub struct Sandbox {
 }
 
 /// State of one container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContainerState {
     /// Created, not started.
     Created,
@@ -57,6 +57,7 @@ pub enum ContainerState {
     /// Ended.
     Exited,
     /// The runtime does not know.
+    #[default]
     Unknown,
 }
 
@@ -87,7 +88,7 @@ impl Exit {
 }
 
 /// One container instance as last read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerRecord {
     /// Runtime identifier.
     pub id: String,

@@ -20,14 +20,9 @@ fn record(state: ContainerState, exit_code: i32) -> ContainerRecord {
         started_at: 2_000_000_000,
         finished_at: if state == ContainerState::Exited { 3_000_000_000 } else { 0 },
         exit_code,
-        reason: String::new(),
-        message: String::new(),
-        early: false,
         image: "docker.io/library/busybox:1.28".into(),
-        user_image: String::new(),
         image_ref: "sha256:1".into(),
-        hash: None,
-        log_path: String::new(),
+        ..ContainerRecord::default()
     }
 }
 

@@ -245,16 +245,8 @@ impl World {
                 state: ContainerState::Running,
                 created_at: self.now,
                 started_at: self.now,
-                finished_at: 0,
-                exit_code: 0,
-                reason: String::new(),
-                message: String::new(),
-                early: false,
-                image: String::new(),
-                user_image: String::new(),
-                image_ref: String::new(),
                 hash: Some(container_hash(&container)),
-                log_path: String::new(),
+                ..ContainerRecord::default()
             },
         );
         Ok(())

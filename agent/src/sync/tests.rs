@@ -21,20 +21,11 @@ fn record(name: &str, state: ContainerState, exit_code: i32) -> ContainerRecord 
         id: format!("id-{name}"),
         name: name.into(),
         sandbox_id: "s".into(),
-        restart_count: 0,
         state,
-        created_at: 0,
         started_at: S,
         finished_at: if state == ContainerState::Exited { 2 * S } else { 0 },
         exit_code,
-        reason: String::new(),
-        message: String::new(),
-        early: false,
-        image: String::new(),
-        user_image: String::new(),
-        image_ref: String::new(),
-        hash: None,
-        log_path: String::new(),
+        ..ContainerRecord::default()
     }
 }
 

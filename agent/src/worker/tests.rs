@@ -326,20 +326,10 @@ fn probed(number: usize) -> (Arc<Pod>, PodRecord) {
         id: format!("c{number}"),
         name: "m".into(),
         sandbox_id: "s".into(),
-        restart_count: 0,
         state: ContainerState::Running,
         created_at: 1,
         started_at: 1,
-        finished_at: 0,
-        exit_code: 0,
-        reason: String::new(),
-        message: String::new(),
-        early: false,
-        image: String::new(),
-        user_image: String::new(),
-        image_ref: String::new(),
-        hash: None,
-        log_path: String::new(),
+        ..ContainerRecord::default()
     };
     (Arc::new(pod), PodRecord { uid, containers: vec![container], ..PodRecord::default() })
 }
