@@ -5,6 +5,7 @@
 //! committed -> transactions).
 
 pub mod config;
+pub mod diff;
 pub mod engine;
 pub mod foreign;
 pub mod health;
@@ -15,6 +16,8 @@ pub mod planner;
 pub mod run;
 pub mod status;
 pub mod sysctl;
+pub mod trace;
+pub mod wanted;
 pub mod watch;
 
 pub use config::Config;

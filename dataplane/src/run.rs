@@ -73,7 +73,11 @@ fn families() -> Vec<NftFamily> {
     families
 }
 
-fn node_name(config: &Config) -> Result<String, RunError> {
+/// The name of this node: as configured, else the machine's.
+///
+/// # Errors
+/// [`RunError::Hostname`].
+pub fn node_name(config: &Config) -> Result<String, RunError> {
     if let Some(name) = &config.hostname_override {
         return Ok(name.clone());
     }

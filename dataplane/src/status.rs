@@ -1,15 +1,16 @@
-//! `dataplane status` and `dataplane cleanup`: what is programmed, read from the kernel, and its
-//! removal. Neither needs the API server or the configuration.
+//! `dataplane status`, `diff` and `cleanup`: what is programmed, read from the kernel, how it differs
+//! from what is wanted, and its removal. Only `diff` needs the API server and the configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use keelson_netfilter::nft::{Family as NftFamily, KernelNft, NftError};
+use keelson_netfilter::nft::{Family as NftFamily, KernelNft, Nft as _, NftError};
 
 use crate::model::FrontendKey;
 use crate::nftables::layout::{Layout, LayoutOptions, ListMap, LocalSource, TABLE, VerdictMap, class_name};
 use crate::nftables::state::{Committed, V};
 use crate::nftables::table::{Table, delete_table};
+use crate::wanted::Wanted;
 
 /// Frontends with more endpoints than this show only the first ones.
 const SHOWN_ENDPOINTS: usize = 4;
@@ -90,6 +91,36 @@ pub fn status() -> Result<String, NftError> {
         }
     }
     Ok(out)
+}
+
+/// Compares what is wanted with what the kernel holds; says what differs, and whether anything does.
+///
+/// # Errors
+/// See [`NftError`].
+pub fn diff(wanted: &Wanted) -> Result<(String, bool), NftError> {
+    let mut nft = KernelNft::open()?;
+    let mut out = String::new();
+    let mut differs = false;
+    for family in [NftFamily::Ipv4, NftFamily::Ipv6] {
+        let Some(want) = wanted.tables.table(family, TABLE) else { continue };
+        let head = format!("table {} {TABLE}", family.name());
+        let Some(have) = nft.dump(family, TABLE)? else {
+            differs = true;
+            let _ = writeln!(out, "{head}: not there");
+            continue;
+        };
+        let lines = crate::diff::diff(family, &want, &have, &wanted.names);
+        if lines.is_empty() {
+            let _ = writeln!(out, "{head}: as wanted");
+        } else {
+            differs = true;
+            let _ = writeln!(out, "{head}: {} differences", lines.len());
+            lines.iter().for_each(|line| {
+                let _ = writeln!(out, "  {line}");
+            });
+        }
+    }
+    Ok((out, differs))
 }
 
 /// Deletes our tables and nothing else; says what it did.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use keelson_dataplane::engine::Engine;
 use keelson_dataplane::model::types::{EndpointRecord, Protocol, ServiceRecord};
 use keelson_dataplane::nftables::layout::TABLE;
-use keelson_netfilter::nft::{FakeNft, FakeTable, Family, OwnedData};
+use keelson_netfilter::nft::{FakeNft, TableState, Family, OwnedData};
 use proptest::prelude::*;
 use support::{ip, name, node, port, ready, service, settings, slice};
 
@@ -23,7 +23,7 @@ type Canonical = BTreeMap<String, BTreeSet<String>>;
 
 /// A table with what may differ between equal states taken out: which endpoint has which index,
 /// and pick chains that nobody uses any more.
-fn canonical(table: &FakeTable) -> Canonical {
+fn canonical(table: &TableState) -> Canonical {
     let mut out = Canonical::new();
     for (set, elements) in &table.sets {
         let mut lists: BTreeMap<Vec<u8>, (BTreeSet<u32>, Vec<String>)> = BTreeMap::new();
@@ -47,9 +47,7 @@ fn canonical(table: &FakeTable) -> Canonical {
     let used: BTreeSet<String> = table.sets.values().flat_map(BTreeMap::values).map(|d| format!("{d:?}")).collect();
     for (chain, rules) in &table.chains {
         if !chain.starts_with("pick-") || used.iter().any(|d| d.contains(&format!("\"{chain}\""))) {
-            // An anonymous map is named by its number in the transaction, which may differ.
-            let rules = rules.iter().map(|r| if chain.starts_with("affinity-") { Vec::new() } else { r.clone() });
-            out.insert(format!("chain {chain}"), rules.enumerate().map(|r| format!("{r:?}")).collect());
+            out.insert(format!("chain {chain}"), rules.iter().enumerate().map(|r| format!("{r:?}")).collect());
         }
     }
     out

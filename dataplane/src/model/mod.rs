@@ -233,6 +233,22 @@ impl Model {
         plan
     }
 
+    /// Frontends that a Service claims, with the names of their ports.
+    pub fn frontends<'a>(&'a self, name: &Name) -> impl Iterator<Item = (FrontendKey, &'a str)> {
+        let service = self.entries.get(name).and_then(|e| e.service.as_ref());
+        service.into_iter().flat_map(|service| {
+            let addresses = service.cluster_ips.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
+            let addresses: Vec<std::net::IpAddr> = addresses.copied().collect();
+            service.ports.iter().flat_map(move |port| {
+                let key = |addr, number| FrontendKey { addr, port: number, protocol: port.protocol };
+                let node_ports = addresses.iter().map(|ip| Family::of(*ip).unspecified()).map(|any| key(any, port.node_port));
+                let mut keys: Vec<FrontendKey> = addresses.iter().map(|ip| key(*ip, port.port)).collect();
+                keys.extend(node_ports.filter(|_| port.node_port != 0));
+                keys.into_iter().map(|key| (key, &*port.name))
+            })
+        })
+    }
+
     /// Number of local ready endpoints of a Service, for its health check node port.
     #[must_use]
     pub fn local_endpoints(&self, name: &Name) -> usize {

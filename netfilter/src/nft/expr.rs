@@ -170,17 +170,17 @@ pub enum Expr {
     SetUpdate { set: String, key: Reg },
 }
 
-const NAT_DNAT: u32 = 1;
+pub(super) const NAT_DNAT: u32 = 1;
 /// `NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED`, as the nft program sets it.
 const NAT_FLAGS: u32 = 3;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`.
 const MASQ_FULLY_RANDOM: u32 = 0x10;
-const NG_RANDOM: u32 = 1;
-const FIB_RESULT_ADDRTYPE: u32 = 3;
-const FIB_SADDR: u32 = 1;
+pub(super) const NG_RANDOM: u32 = 1;
+pub(super) const FIB_RESULT_ADDRTYPE: u32 = 3;
+pub(super) const FIB_SADDR: u32 = 1;
 const FIB_DADDR: u32 = 2;
-const LOOKUP_INVERT: u32 = 1;
-const DYNSET_UPDATE: u32 = 1;
+pub(super) const LOOKUP_INVERT: u32 = 1;
+pub(super) const DYNSET_UPDATE: u32 = 1;
 
 /// Writes a nested data attribute holding a plain value.
 pub(crate) fn data_value(w: &mut Writer, kind: u16, value: &[u8]) {

@@ -10,22 +10,19 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Batch, ElementRef, Family, Nft, NftError, OwnedData, TableNames, Verdict};
+use super::table_state::{Elements, SetShape, TableState, read_hook};
+use super::{Batch, ElementRef, Expr, Family, Nft, NftError, OwnedData, TableNames, Verdict};
 use crate::uapi::*;
 use crate::wire::{Attrs, Message, Messages, Writer};
 
-/// One table of the fake.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FakeTable {
-    /// Expression lists of each chain's rules.
-    pub chains: BTreeMap<String, Vec<Vec<u8>>>,
-    /// Elements of each set, by key and "ends an interval".
-    pub sets: BTreeMap<String, BTreeMap<(Vec<u8>, bool), OwnedData>>,
-}
+type Tables = BTreeMap<(Family, String), TableState>;
+
+/// Anonymous sets of a transaction, by their number in it.
+type Anonymous = BTreeMap<u32, (SetShape, Elements)>;
 
 #[derive(Debug, Default)]
 struct State {
-    tables: BTreeMap<(Family, String), FakeTable>,
+    tables: Tables,
     generation: u32,
     /// Errors to answer the next commits with.
     failures: Vec<i32>,
@@ -43,12 +40,12 @@ impl FakeNft {
 
     /// A copy of a table.
     #[must_use]
-    pub fn table(&self, family: Family, table: &str) -> Option<FakeTable> {
+    pub fn table(&self, family: Family, table: &str) -> Option<TableState> {
         self.state().tables.get(&(family, table.to_owned())).cloned()
     }
 
     /// Changes a table behind the backend's back, as a foreign hand would.
-    pub fn tamper(&self, family: Family, table: &str, change: impl FnOnce(&mut FakeTable)) {
+    pub fn tamper(&self, family: Family, table: &str, change: impl FnOnce(&mut TableState)) {
         if let Some(table) = self.state().tables.get_mut(&(family, table.to_owned())) {
             change(table);
         }
@@ -71,7 +68,7 @@ impl FakeNft {
     }
 }
 
-fn apply(tables: &mut BTreeMap<(Family, String), FakeTable>, message: Message<'_>) -> Result<(), i32> {
+fn apply(tables: &mut Tables, anonymous: &mut Anonymous, message: Message<'_>) -> Result<(), i32> {
     let family = if message.family() == Family::Ipv6 as u8 { Family::Ipv6 } else { Family::Ipv4 };
     let attrs = message.attrs();
     let key = (family, attrs.str(NFTA_TABLE_NAME).ok_or(libc::EINVAL)?.to_owned());
@@ -89,10 +86,11 @@ fn apply(tables: &mut BTreeMap<(Family, String), FakeTable>, message: Message<'_
         NFT_MSG_NEWCHAIN => {
             let name = attrs.str(NFTA_CHAIN_NAME).ok_or(libc::EINVAL)?;
             table.chains.entry(name.to_owned()).or_default();
+            table.hooks.extend(read_hook(attrs).map(|hook| (name.to_owned(), hook)));
             Ok(())
         }
         NFT_MSG_DELCHAIN => table.delete_chain(attrs.str(NFTA_CHAIN_NAME).ok_or(libc::EINVAL)?),
-        NFT_MSG_NEWRULE => table.add_rule(attrs),
+        NFT_MSG_NEWRULE => table.add_rule(attrs, anonymous),
         NFT_MSG_DELRULE => {
             let name = attrs.str(NFTA_RULE_CHAIN).ok_or(libc::EINVAL)?;
             table.chains.get_mut(name).ok_or(libc::ENOENT)?.clear();
@@ -102,6 +100,10 @@ fn apply(tables: &mut BTreeMap<(Family, String), FakeTable>, message: Message<'_
             let name = attrs.str(NFTA_SET_NAME).ok_or(libc::EINVAL)?;
             if attrs.u32(NFTA_SET_FLAGS).unwrap_or(0) & NFT_SET_ANONYMOUS == 0 {
                 table.sets.entry(name.to_owned()).or_default();
+                table.shapes.insert(name.to_owned(), SetShape::read(attrs));
+            } else {
+                let id = attrs.u32(NFTA_SET_ID).ok_or(libc::EINVAL)?;
+                anonymous.insert(id, (SetShape::read(attrs), Elements::new()));
             }
             Ok(())
         }
@@ -110,9 +112,10 @@ fn apply(tables: &mut BTreeMap<(Family, String), FakeTable>, message: Message<'_
             if table.chains.values().flatten().any(|rule| references(rule, name)) {
                 return Err(libc::EBUSY);
             }
+            table.shapes.remove(name);
             table.sets.remove(name).map(|_| ()).ok_or(libc::ENOENT)
         }
-        NFT_MSG_NEWSETELEM | NFT_MSG_DELSETELEM => table.elements(attrs, kind == NFT_MSG_NEWSETELEM),
+        NFT_MSG_NEWSETELEM | NFT_MSG_DELSETELEM => table.change(attrs, anonymous, kind == NFT_MSG_NEWSETELEM),
         _ => Err(libc::EOPNOTSUPP),
     }
 }
@@ -129,7 +132,7 @@ fn references(rule: &[u8], name: &str) -> bool {
     })
 }
 
-impl FakeTable {
+impl TableState {
     fn delete_chain(&mut self, name: &str) -> Result<(), i32> {
         let goes_there =
             |data: &OwnedData| matches!(data, OwnedData::Verdict(Verdict::Goto(c) | Verdict::Jump(c)) if c == name);
@@ -140,35 +143,58 @@ impl FakeTable {
             return Err(libc::EBUSY);
         }
         self.chains.remove(name);
+        self.hooks.remove(name);
         Ok(())
     }
 
-    fn add_rule(&mut self, attrs: Attrs<'_>) -> Result<(), i32> {
-        let rule = attrs.get(NFTA_RULE_EXPRESSIONS).unwrap_or(&[]);
-        for (_, expr) in Attrs(rule) {
-            let data = Attrs(expr).nested(NFTA_EXPR_DATA);
-            let missing = match Attrs(expr).str(NFTA_EXPR_NAME) {
-                Some("lookup" | "dynset") => {
-                    data.str(1).is_some_and(|set| !set.contains('%') && !self.sets.contains_key(set))
+    fn add_rule(&mut self, attrs: Attrs<'_>, anonymous: &mut Anonymous) -> Result<(), i32> {
+        let mut rule = Writer::new();
+        for (kind, element) in attrs.nested(NFTA_RULE_EXPRESSIONS) {
+            let expr = Expr::read(element);
+            let there = match &expr {
+                Some(Expr::LookupAnonymousVerdict { id, key, .. }) => {
+                    let (shape, elements) = anonymous.remove(id).ok_or(libc::ENOENT)?;
+                    // Named by what it holds, so that equal rules are equal bytes.
+                    let set = anonymous_name(&elements);
+                    self.shapes.insert(set.clone(), shape);
+                    self.anonymous.insert(set.clone(), elements);
+                    Expr::LookupVerdict { set, key: *key }.write(&mut rule);
+                    continue;
                 }
-                Some("immediate") => data
-                    .nested(2)
-                    .nested(NFTA_DATA_VERDICT)
-                    .str(NFTA_VERDICT_CHAIN)
-                    .is_some_and(|chain| !self.chains.contains_key(chain)),
-                _ => false,
+                Some(
+                    Expr::Lookup { set, .. }
+                    | Expr::LookupMap { set, .. }
+                    | Expr::LookupVerdict { set, .. }
+                    | Expr::SetUpdate { set, .. },
+                ) => self.sets.contains_key(set),
+                Some(Expr::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain))) => self.chains.contains_key(chain),
+                _ => true,
             };
-            if missing {
+            if !there {
                 return Err(libc::ENOENT);
             }
+            rule.attr(kind, element);
         }
         let chain = attrs.str(NFTA_RULE_CHAIN).ok_or(libc::EINVAL)?;
-        self.chains.get_mut(chain).ok_or(libc::ENOENT)?.push(rule.to_vec());
+        self.chains.get_mut(chain).ok_or(libc::ENOENT)?.push(rule.as_bytes().to_vec());
         Ok(())
     }
 
-    fn elements(&mut self, attrs: Attrs<'_>, add: bool) -> Result<(), i32> {
+    /// Anonymous sets go with their rule.
+    fn drop_unused_anonymous(&mut self) {
+        let chains = &self.chains;
+        self.anonymous.retain(|name, _| chains.values().flatten().any(|rule| references(rule, name)));
+        let (sets, anonymous) = (&self.sets, &self.anonymous);
+        self.shapes.retain(|name, _| sets.contains_key(name) || anonymous.contains_key(name));
+    }
+
+    fn change(&mut self, attrs: Attrs<'_>, anonymous: &mut Anonymous, add: bool) -> Result<(), i32> {
         let name = attrs.str(NFTA_SET_ELEM_LIST_SET).ok_or(libc::EINVAL)?;
+        let id = attrs.u32(NFTA_SET_ELEM_LIST_SET_ID);
+        let set = match id.and_then(|id| anonymous.get_mut(&id)) {
+            Some((_, elements)) => elements,
+            None => self.sets.get_mut(name).ok_or(libc::ENOENT)?,
+        };
         for (_, bytes) in attrs.nested(NFTA_SET_ELEM_LIST_ELEMENTS) {
             let element = ElementRef::parse(bytes).ok_or(libc::EINVAL)?;
             let data = element.data();
@@ -177,10 +203,6 @@ impl FakeTable {
             {
                 return Err(libc::ENOENT);
             }
-            if name.contains('%') {
-                continue;
-            }
-            let set = self.sets.get_mut(name).ok_or(libc::ENOENT)?;
             let key = (element.key.to_vec(), element.interval_end());
             if add {
                 if set.get(&key).is_some_and(|old| *old != data) {
@@ -195,6 +217,16 @@ impl FakeTable {
     }
 }
 
+/// A name that begins as the kernel's names of anonymous maps do.
+fn anonymous_name(elements: &Elements) -> String {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    let mut hasher = DefaultHasher::new();
+    for ((key, end), data) in elements {
+        (key, end, format!("{data:?}")).hash(&mut hasher);
+    }
+    format!("__map{:x}", hasher.finish())
+}
+
 impl Nft for FakeNft {
     fn commit(&mut self, batch: &mut Batch) -> Result<(), NftError> {
         let mut state = self.state();
@@ -207,12 +239,13 @@ impl Nft for FakeNft {
         if let Some(errno) = state.failures.pop() {
             return Err(refused(batch, 0, errno));
         }
-        let mut tables = state.tables.clone();
+        let (mut tables, mut anonymous) = (state.tables.clone(), Anonymous::new());
         for message in Messages(batch.finished()) {
             if message.kind >> 8 == NFNL_SUBSYS_NFTABLES {
-                apply(&mut tables, message).map_err(|errno| refused(batch, message.seq, errno))?;
+                apply(&mut tables, &mut anonymous, message).map_err(|errno| refused(batch, message.seq, errno))?;
             }
         }
+        tables.values_mut().for_each(TableState::drop_unused_anonymous);
         state.tables = tables;
         state.generation += 1;
         state.committed_elements.push(batch.elements());
@@ -255,6 +288,10 @@ impl Nft for FakeNft {
             }
         }
         Ok(())
+    }
+
+    fn dump(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {
+        Ok(self.table(family, table))
     }
 
     fn generation(&mut self) -> Result<u32, NftError> {

@@ -12,6 +12,7 @@ use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use super::table_state::{Elements, SetShape, TableState, read_hook};
 use super::{Batch, ElementRef, Family, Nft, NftError, TableNames};
 use crate::uapi::*;
 use crate::wire::{Attrs, Message, Messages, Writer, text};
@@ -173,45 +174,90 @@ impl KernelNft {
         (w, self.seq)
     }
 
-    fn names_once(&mut self, family: Family, table: &str) -> Result<(Dump, TableNames), NftError> {
-        let mut names = TableNames::default();
-        let ours = |m: &Message<'_>| m.attrs().str(1) == Some(table);
+    /// Calls back for each object of a table: chains, then rules, then sets. `false`: interrupted, what was seen is void.
+    fn objects(
+        &mut self,
+        family: Family,
+        table: &str,
+        each: &mut dyn FnMut(u16, Attrs<'_>),
+    ) -> Result<bool, NftError> {
         for kind in [NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFT_MSG_GETSET] {
             let (request, seq) = self.request(kind, NLM_F_DUMP, family, |w| {
                 // Only rules can be filtered by table in a dump; for the others the kernel ignores it.
                 w.attr_str(1, table);
             });
             let outcome = self.dump_once(&request, seq, &mut |m| {
-                if !ours(&m) {
-                    return;
-                }
-                let attrs = m.attrs();
-                match kind {
-                    NFT_MSG_GETCHAIN => {
-                        if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
-                            names.chains.insert(name.to_owned(), 0);
-                        }
-                    }
-                    NFT_MSG_GETRULE => {
-                        if let Some(rules) = attrs.str(NFTA_RULE_CHAIN).and_then(|c| names.chains.get_mut(c)) {
-                            *rules += 1;
-                        }
-                    }
-                    _ => {
-                        if attrs.u32(NFTA_SET_FLAGS).unwrap_or(0) & NFT_SET_ANONYMOUS == 0
-                            && let Some(name) = attrs.str(NFTA_SET_NAME)
-                        {
-                            names.sets.push(name.to_owned());
-                        }
-                    }
+                if m.attrs().str(1) == Some(table) {
+                    each(kind, m.attrs());
                 }
             })?;
             if outcome == Dump::Interrupted {
-                return Ok((outcome, names));
+                return Ok(false);
             }
         }
-        Ok((Dump::Complete, names))
+        Ok(true)
     }
+
+    fn names_once(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError> {
+        let mut names = TableNames::default();
+        let whole = self.objects(family, table, &mut |kind, attrs| match kind {
+            NFT_MSG_GETCHAIN => {
+                if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
+                    names.chains.insert(name.to_owned(), 0);
+                }
+            }
+            NFT_MSG_GETRULE => {
+                if let Some(rules) = attrs.str(NFTA_RULE_CHAIN).and_then(|c| names.chains.get_mut(c)) {
+                    *rules += 1;
+                }
+            }
+            _ => {
+                if !is_anonymous(attrs)
+                    && let Some(name) = attrs.str(NFTA_SET_NAME)
+                {
+                    names.sets.push(name.to_owned());
+                }
+            }
+        })?;
+        Ok(whole.then_some(names))
+    }
+
+    fn dump_table(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {
+        let mut state = TableState::default();
+        let whole = self.objects(family, table, &mut |kind, attrs| match kind {
+            NFT_MSG_GETCHAIN => {
+                if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
+                    state.chains.insert(name.to_owned(), Vec::new());
+                    state.hooks.extend(read_hook(attrs).map(|hook| (name.to_owned(), hook)));
+                }
+            }
+            NFT_MSG_GETRULE => {
+                if let Some(rules) = attrs.str(NFTA_RULE_CHAIN).and_then(|c| state.chains.get_mut(c)) {
+                    rules.push(attrs.get(NFTA_RULE_EXPRESSIONS).unwrap_or(&[]).to_vec());
+                }
+            }
+            _ => {
+                if let Some(name) = attrs.str(NFTA_SET_NAME) {
+                    state.shapes.insert(name.to_owned(), SetShape::read(attrs));
+                    let sets = if is_anonymous(attrs) { &mut state.anonymous } else { &mut state.sets };
+                    sets.insert(name.to_owned(), Elements::new());
+                }
+            }
+        })?;
+        if !whole {
+            return Ok(None);
+        }
+        for (name, elements) in state.sets.iter_mut().chain(&mut state.anonymous) {
+            self.elements(family, table, name, &mut |element| {
+                elements.insert((element.key.to_vec(), element.interval_end()), element.data());
+            })?;
+        }
+        Ok(Some(state))
+    }
+}
+
+fn is_anonymous(set: Attrs<'_>) -> bool {
+    set.u32(NFTA_SET_FLAGS).unwrap_or(0) & NFT_SET_ANONYMOUS != 0
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -259,7 +305,7 @@ impl Nft for KernelNft {
             if !found {
                 return Ok(None);
             }
-            if let (Dump::Complete, names) = self.names_once(family, table)? {
+            if let Some(names) = self.names_once(family, table)? {
                 return Ok(Some(names));
             }
         }
@@ -288,6 +334,20 @@ impl Nft for KernelNft {
             Dump::Interrupted => Err(NftError::Interrupted { table: table.to_owned(), attempts: 1 }),
             Dump::Complete | Dump::Missing => Ok(()),
         }
+    }
+
+    fn dump(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {
+        for _ in 0..DUMP_ATTEMPTS {
+            if self.names(family, table)?.is_none() {
+                return Ok(None);
+            }
+            match self.dump_table(family, table) {
+                Ok(Some(state)) => return Ok(Some(state)),
+                Ok(None) | Err(NftError::Interrupted { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(NftError::Interrupted { table: table.to_owned(), attempts: DUMP_ATTEMPTS })
     }
 
     fn generation(&mut self) -> Result<u32, NftError> {

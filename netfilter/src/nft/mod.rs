@@ -10,15 +10,20 @@ mod fake;
 mod interval;
 mod kernel;
 mod monitor;
+mod read;
 mod set;
+mod table_state;
+pub mod walk;
 
 pub use batch::{BaseChain, Batch, ElementData, ElementRef, Family, Hook, MAX_BATCH_BYTES, OwnedData};
 pub use expr::{Base, Cmp, Ct, Expr, Meta, Reg, Reject, Verdict};
-pub use fake::{FakeNft, FakeTable};
+pub use fake::FakeNft;
 pub use interval::borders;
 pub use kernel::KernelNft;
 pub use monitor::{Change, Monitor};
+pub use read::read_rule;
 pub use set::{Dynamic, Field, Maps, SetDecl};
+pub use table_state::{Elements, SetShape, TableState};
 
 use std::collections::BTreeMap;
 use std::io;
@@ -120,6 +125,12 @@ pub trait Nft: Send {
         set: &str,
         each: &mut dyn FnMut(ElementRef<'_>),
     ) -> Result<(), NftError>;
+
+    /// All that a table holds; none if there is no such table. After [`NftError::Interrupted`] it may be tried again.
+    ///
+    /// # Errors
+    /// See [`NftError`].
+    fn dump(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError>;
 
     /// The generation of the rule set: it grows by one with each transaction of anyone.
     ///

@@ -1,0 +1,154 @@
+//! A walk in words.
+
+use std::collections::BTreeMap;
+
+use keelson_netfilter::nft::walk::{Packet, Step, Walked, What};
+use keelson_netfilter::nft::{Hook, OwnedData, Verdict};
+
+use super::frontend;
+use crate::model::FrontendKey;
+use crate::model::types::Protocol;
+use crate::nftables::layout::{
+    CHAIN_EXT_LOCAL, CHAIN_EXT_LOCAL_NODEPORT, CHAIN_REFUSE, LIST_MAPS, Pick, SET_CLUSTER_IPS, SET_HAIRPIN,
+    SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES, SET_SERVICE_CIDRS, VerdictMap,
+};
+use crate::planner::Class;
+
+type Names = BTreeMap<FrontendKey, String>;
+
+/// Whether a step notes a client.
+pub(super) fn is_noted(step: &Step) -> bool {
+    matches!(step.what, What::Noted(_))
+}
+
+fn protocol(number: u8) -> String {
+    Protocol::from_number(number).map_or_else(|| format!("protocol {number}"), |p| p.name().to_owned())
+}
+
+/// The first line: what is asked.
+pub(super) fn question(packet: &Packet, names: &Names) -> String {
+    let by = match &packet.interface {
+        Some(name) => format!("coming in by {name}"),
+        None => "sent by this node itself".to_owned(),
+    };
+    let name = [false, true]
+        .into_iter()
+        .find_map(|node_port| names.get(&frontend(packet.destination, packet.protocol, node_port)?))
+        .map_or_else(String::new, |name| format!(" ({name})"));
+    format!("{} from {} to {}{name}, {by}", protocol(packet.protocol), packet.source.ip(), packet.destination)
+}
+
+fn hook(hook: Hook) -> &'static str {
+    match hook {
+        Hook::Prerouting => "before routing",
+        Hook::Input => "on its way in to this node",
+        Hook::Forward => "on its way through this node",
+        Hook::Output => "on its way out of this node",
+        Hook::Postrouting => "after routing",
+    }
+}
+
+/// The steps, a line each. What says nothing by itself (a call of a chain, a lookup that is told by what follows) has none.
+pub(super) fn steps(walked: &Walked, packet: &Packet, names: &Names) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut heading = None;
+    for step in &walked.steps {
+        if let What::Hook(at) = step.what {
+            heading = Some(format!("{} ({}):", hook(at), step.chain));
+            continue;
+        }
+        let Some(text) = line(step, packet, names) else { continue };
+        lines.extend(heading.take());
+        lines.push(format!("  {text}  [{}]", step.chain));
+    }
+    if lines.is_empty() {
+        lines.push("no rule of the dataplane concerns it".to_owned());
+    }
+    lines
+}
+
+fn line(step: &Step, packet: &Packet, names: &Names) -> Option<String> {
+    Some(match &step.what {
+        What::Hook(_) | What::Into(_) => return None,
+        What::Found { set, data, .. } => found(set, data, packet, names)?,
+        What::Chosen { modulus: 1, .. } => "the only endpoint".to_owned(),
+        What::Chosen { modulus, .. } => format!("one of {modulus} endpoints, each as likely as the others"),
+        What::Mark(0) => "the mark is taken off again".to_owned(),
+        What::Mark(mark) => format!("marked for masquerading (mark {mark:#x})"),
+        What::Noted(set) => format!("the client is noted in {set}, and will be sent there again"),
+        What::Dnat(to) => format!("the destination becomes {to}"),
+        What::Masquerade => "masqueraded: the source becomes the address of the interface it leaves by".to_owned(),
+        What::Reject(_) => "refused".to_owned(),
+        What::Drop if Pick::parse(&step.chain).is_some() => {
+            "dropped: its endpoint list is just being changed; the client sends it again".to_owned()
+        }
+        What::Drop => "dropped".to_owned(),
+    })
+}
+
+fn found(set: &str, data: &OwnedData, packet: &Packet, names: &Names) -> Option<String> {
+    let is = |map: VerdictMap| [false, true].map(|node_port| map.name(node_port)).contains(&set);
+    let name = |node_port| frontend(packet.destination, packet.protocol, node_port).and_then(|key| names.get(&key));
+    let verdict = || match data {
+        OwnedData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => chain.clone(),
+        other => format!("{other:?}"),
+    };
+    if is(VerdictMap::Services) {
+        let node_port = set == VerdictMap::Services.name(true);
+        let what = if node_port { "a node port" } else { "an address of a Service" };
+        let of = name(node_port).map_or_else(String::new, |name| format!(" of {name}"));
+        return Some(format!("its destination is {what}{of}: {}", class(&verdict())));
+    }
+    if is(VerdictMap::Inside) {
+        return Some(format!("it comes from inside the cluster: {}", class(&verdict())));
+    }
+    if is(VerdictMap::Local) {
+        return Some(format!("it comes from outside: {}", class(&verdict())));
+    }
+    if is(VerdictMap::NoEndpoints) {
+        return Some(match data {
+            OwnedData::Verdict(Verdict::Drop) => "the Service has no endpoint that its traffic policy allows".to_owned(),
+            _ => "the Service has no endpoint at all".to_owned(),
+        });
+    }
+    // The destination that follows says what was found.
+    if LIST_MAPS.iter().any(|map| [false, true].map(|node_port| map.name(node_port)).contains(&set)) {
+        return None;
+    }
+    Some(match set {
+        SET_LOCAL_SOURCES => "its source is a pod's address".to_owned(),
+        SET_NODEPORT_ADDRESSES => "its destination is an address on which node ports answer".to_owned(),
+        SET_HAIRPIN => "an endpoint reaches itself through its Service".to_owned(),
+        SET_CLUSTER_IPS => "the Service with this cluster address has no such port".to_owned(),
+        SET_SERVICE_CIDRS => "no Service has this cluster address".to_owned(),
+        _ if set.starts_with("affinity-") => format!("the client is known in {set}, and sticks to its endpoint"),
+        _ if set.starts_with("__map") => return None,
+        _ => format!("found in {set}"),
+    })
+}
+
+/// What a verdict leads to.
+fn class(chain: &str) -> String {
+    let (class, sticky) = match Pick::parse(chain) {
+        Some(pick) => (Some(pick.class), false),
+        None => (sticky_class(chain), true),
+    };
+    let text = match class {
+        Some(Class::Cluster) => "endpoints by the internal policy, masqueraded unless it comes from a pod",
+        Some(Class::External) => "endpoints by the Cluster policy, always masqueraded",
+        Some(Class::Inside) => "all endpoints, source kept",
+        Some(Class::Local) => "this node's endpoints, source kept",
+        None if chain == CHAIN_EXT_LOCAL || chain == CHAIN_EXT_LOCAL_NODEPORT => {
+            return "externalTrafficPolicy Local, so its source decides".to_owned();
+        }
+        None if chain == CHAIN_REFUSE => return "refused".to_owned(),
+        None => return format!("goes to {chain}"),
+    };
+    let affinity = if sticky { "; clients stick to their endpoint" } else { "" };
+    format!("{text}{affinity}")
+}
+
+fn sticky_class(chain: &str) -> Option<Class> {
+    let (_, class) = chain.strip_prefix("affinity-")?.split_once('-')?;
+    crate::nftables::layout::class_of(class)
+}
