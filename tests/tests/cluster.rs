@@ -81,9 +81,9 @@ fn rollout(lab: &Lab) -> Result<()> {
     space.rolled_out("web")?;
     let image =
         || space.kubectl(&["get", "deployment", "web", "-o", "jsonpath={.spec.template.spec.containers[0].image}"]);
-    contains(&space.kubectl(&["set", "image", "deployment/web", "nginx=nginx:1.16.1"])?, &["image updated"])?;
+    contains(&space.kubectl(&["set", "image", "deployment/web", "nginx=nginx:1.25"])?, &["image updated"])?;
     contains(&space.kubectl(&["rollout", "status", "deployment/web", "--timeout=90s"])?, &["successfully rolled out"])?;
-    ensure!(image()? == "nginx:1.16.1");
+    ensure!(image()? == "nginx:1.25");
     contains(&space.kubectl(&["rollout", "history", "deployment/web"])?, &["REVISION", "1", "2"])?;
     contains(&space.kubectl(&["rollout", "undo", "deployment/web"])?, &["rolled back"])?;
     space.rolled_out("web")?;

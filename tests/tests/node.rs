@@ -111,7 +111,7 @@ fn missing_image(lab: &Lab) -> Result<()> {
     let events = space.kubectl(&["get", "events"])?;
     ensure!(events.contains("Failed") && events.contains("nginx:1.161"), "{events}");
     // With an image that exists it recovers by itself.
-    space.kubectl(&["set", "image", "pod/web", "web=nginx:1.16.1"])?;
+    space.kubectl(&["set", "image", "pod/web", "web=nginx:1.25"])?;
     space.ready_pod("web").map(drop)
 }
 
