@@ -2,7 +2,8 @@
 //! run on.
 //!
 //! It keeps the kernel's promises that a backend relies on: a transaction applies whole or not at
-//! all; an element added twice with other data is `EEXIST`, deleted when absent `ENOENT`; a
+//! all; an element added twice with other data is `EEXIST`, deleted when absent `ENOENT`; a range
+//! that overlaps another is `ENOTEMPTY`; a
 //! verdict or rule that names a missing chain or set is `ENOENT`; a chain or set still referenced
 //! cannot be deleted (`EBUSY`). Rules are kept as the bytes of their expression lists.
 
@@ -129,6 +130,11 @@ fn references(rule: &[u8], name: &str) -> bool {
     })
 }
 
+/// Ranges of one concatenation, whose fields but the last are equal in both borders.
+fn overlaps(new: (&[u8], &[u8]), held: (&[u8], &OwnedData)) -> bool {
+    matches!(held.1, OwnedData::RangeTo(to) if new.0 <= to.as_slice() && held.0 <= new.1)
+}
+
 impl FakeTable {
     fn delete_chain(&mut self, name: &str) -> Result<(), i32> {
         let goes_there =
@@ -183,6 +189,12 @@ impl FakeTable {
             let set = self.sets.get_mut(name).ok_or(libc::ENOENT)?;
             let key = (element.key.to_vec(), element.interval_end());
             if add {
+                // Of two ranges that overlap the kernel takes neither for the other, whatever they end at.
+                if let OwnedData::RangeTo(end) = &data
+                    && set.iter().any(|(held, to)| *held != key && overlaps((&key.0, end), (&held.0, to)))
+                {
+                    return Err(libc::ENOTEMPTY);
+                }
                 if set.get(&key).is_some_and(|old| *old != data) {
                     return Err(libc::EEXIST);
                 }
@@ -244,6 +256,7 @@ impl Nft for FakeNft {
             match data {
                 OwnedData::None => {}
                 OwnedData::IntervalEnd => w.attr_u32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END),
+                OwnedData::RangeTo(end) => super::expr::data_value(&mut w, NFTA_SET_ELEM_KEY_END, end),
                 OwnedData::Value(value) => super::expr::data_value(&mut w, NFTA_SET_ELEM_DATA, value),
                 OwnedData::Verdict(verdict) => {
                     let (code, chain) = verdict.code();

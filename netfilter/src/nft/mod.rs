@@ -15,7 +15,7 @@ mod set;
 pub use batch::{BaseChain, Batch, ElementData, ElementRef, Family, Hook, MAX_BATCH_BYTES, OwnedData};
 pub use expr::{Base, Cmp, Ct, Expr, Meta, Reg, Reject, Verdict};
 pub use fake::{FakeNft, FakeTable};
-pub use interval::borders;
+pub use interval::{borders, ranges};
 pub use kernel::KernelNft;
 pub use monitor::{Change, Monitor};
 pub use set::{Dynamic, Field, Maps, SetDecl};

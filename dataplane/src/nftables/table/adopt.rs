@@ -8,7 +8,7 @@ use super::{LIST_ATTEMPTS, Table};
 use crate::nftables::codec;
 use crate::nftables::layout::{
     LAYOUT_PREFIX, LIST_MAPS, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES,
-    SET_SERVICE_CIDRS, TABLE, VERDICT_MAPS,
+    SET_SERVICE_CIDRS, SET_SOURCE_RANGES, TABLE, VerdictMap,
 };
 use crate::nftables::state::{Committed, V};
 
@@ -62,7 +62,7 @@ impl Table {
         committed.lists.clear();
         let family = self.family;
         for node_port in [false, true] {
-            for map in VERDICT_MAPS {
+            for map in VerdictMap::all(node_port) {
                 self.each(map.name(node_port), &mut |e| {
                     let Some((key, _)) = codec::read_key(family, node_port, e.key) else { return };
                     let v = match e.verdict() {
@@ -92,6 +92,18 @@ impl Table {
         for list in committed.lists.values_mut() {
             list.shrink_to_fit();
         }
+        committed.sources.clear();
+        let sources = &mut committed.sources;
+        self.each(SET_SOURCE_RANGES, &mut |e| {
+            let read = |bytes| {
+                let (key, rest) = codec::read_key(family, false, bytes)?;
+                Some((key, codec::read_address(family, rest)?))
+            };
+            let (Some((key, first)), Some((_, last))) = (read(e.key), read(e.range_to().unwrap_or(e.key))) else {
+                return;
+            };
+            sources.entry(key).or_default().insert((first, last));
+        })?;
         committed.cluster_ips.clear();
         let ips = &mut committed.cluster_ips;
         self.each(SET_CLUSTER_IPS, &mut |e| ips.extend(codec::read_address(family, e.key)))?;
