@@ -11,7 +11,7 @@ use keelson_netfilter::nft::{Elements, Expr, Family as NftFamily, OwnedData, Tab
 use crate::model::FrontendKey;
 use crate::model::types::{Ep, Family};
 use crate::nftables::codec;
-use crate::nftables::layout::{LAYOUT_PREFIX, LIST_MAPS, Pick, VERDICT_MAPS};
+use crate::nftables::layout::{LAYOUT_PREFIX, LIST_MAPS, Pick, SET_SOURCE_RANGES, VerdictMap};
 
 /// Sets of clients that stick: the packet path fills them.
 const AFFINITY: &str = "affinity-";
@@ -48,7 +48,9 @@ struct Compare<'a> {
 fn rule(table: &TableState, bytes: &[u8]) -> String {
     let mut text = match read_rule(bytes) {
         Ok(exprs) => {
-            let shown = exprs.iter().filter(|expr| !matches!(expr, Expr::LookupVerdict { set, .. } if set.starts_with("__map")));
+            let shown = exprs
+                .iter()
+                .filter(|expr| !matches!(expr, Expr::LookupVerdict { set, .. } if set.starts_with("__map")));
             format!("{:?}", shown.collect::<Vec<_>>())
         }
         Err(expr) => format!("foreign instruction {expr}"),
@@ -114,14 +116,15 @@ impl Compare<'_> {
             return Vec::new();
         }
         for node_port in [false, true] {
-            if VERDICT_MAPS.iter().any(|map| map.name(node_port) == set) {
+            if VerdictMap::all(node_port).any(|map| map.name(node_port) == set) {
                 return self.verdicts(set, node_port, wanted, programmed);
             }
             if LIST_MAPS.iter().any(|map| map.name(node_port) == set) {
                 return self.lists(set, node_port, wanted, programmed);
             }
         }
-        let (want, have) = (self.members(wanted), self.members(programmed));
+        let members = |elements| if set == SET_SOURCE_RANGES { self.sources(elements) } else { self.members(elements) };
+        let (want, have) = (members(wanted), members(programmed));
         let missing = want.difference(&have).map(|m| format!("set {set}: {m} is missing"));
         let more = have.difference(&want).map(|m| format!("set {set}: {m} is not wanted"));
         missing.chain(more).collect()
@@ -198,10 +201,23 @@ impl Compare<'_> {
         lists
     }
 
+    /// From where frontends may be reached.
+    fn sources(&self, elements: &Elements) -> BTreeSet<String> {
+        let source = |((key, _), data): (&(Vec<u8>, bool), &OwnedData)| {
+            let (frontend, rest) = codec::read_key(self.family, false, key)?;
+            let first = codec::read_address(self.family, rest)?;
+            let OwnedData::RangeTo(last) = data else { return None };
+            let last = codec::read_address(self.family, codec::read_key(self.family, false, last)?.1)?;
+            Some(format!("{} from {first} to {last}", self.frontend(&frontend)))
+        };
+        elements.iter().map(|element| source(element).unwrap_or_else(|| format!("{element:?}"))).collect()
+    }
+
     /// Members of a plain set, as addresses where they are some.
     fn members(&self, elements: &Elements) -> BTreeSet<String> {
         let member = |(key, end): &(Vec<u8>, bool)| {
-            let text = codec::read_address(self.family, key).map_or_else(|| format!("{key:?}"), |addr| addr.to_string());
+            let text =
+                codec::read_address(self.family, key).map_or_else(|| format!("{key:?}"), |addr| addr.to_string());
             if *end { format!("the end before {text}") } else { text }
         };
         elements.keys().map(member).collect()

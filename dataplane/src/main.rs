@@ -95,9 +95,11 @@ fn finish(outcome: anyhow::Result<(String, ExitCode)>) -> ExitCode {
 
 fn diff(config: Option<&Path>) -> ExitCode {
     match wanted(config) {
-        Ok(wanted) => finish(status::diff(&wanted).map_err(Into::into).map(|(text, differs)| {
-            (text, if differs { ExitCode::from(EXIT_DIFFERS) } else { ExitCode::SUCCESS })
-        })),
+        Ok(wanted) => finish(
+            status::diff(&wanted)
+                .map_err(Into::into)
+                .map(|(text, differs)| (text, if differs { ExitCode::from(EXIT_DIFFERS) } else { ExitCode::SUCCESS })),
+        ),
         Err(failure) => {
             eprintln!("dataplane: {}", failure.why);
             failure.code
@@ -117,8 +119,8 @@ fn wanted(path: Option<&Path>) -> Result<Wanted, NotKnown> {
         let why = "no --config FILE was given, which says where the API server is".to_owned();
         return Err(NotKnown { why, code: ExitCode::from(EXIT_CONFIG) });
     };
-    let config = config::load(path)
-        .map_err(|error| NotKnown { why: error.to_string(), code: ExitCode::from(EXIT_CONFIG) })?;
+    let config =
+        config::load(path).map_err(|error| NotKnown { why: error.to_string(), code: ExitCode::from(EXIT_CONFIG) })?;
     kube_common::tls::install_ring();
     let ask = async {
         let client = client(&config).await?;

@@ -9,6 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use crate::model::types::{Ep, Family, Name, Protocol};
 use crate::model::{Affinity, Frontend, FrontendKey, ServicePlan, Target};
 
@@ -43,6 +45,8 @@ pub struct Wanted {
     pub target: Target,
     /// The affinity group that chooses instead of the target's lists.
     pub affinity: Option<u64>,
+    /// From where it may be reached; none for everywhere.
+    pub sources: Vec<IpNet>,
 }
 
 /// Changes to be programmed. `None` as a value means: must not exist.
@@ -158,7 +162,8 @@ impl Planner {
                 collect(&mut groups, affinity, &frontend);
             }
             let affinity = frontend.affinity.map(|a| a.id);
-            changes.frontends.insert(key, Some(Wanted { target: frontend.target, affinity }));
+            let wanted = Wanted { target: frontend.target, affinity, sources: frontend.sources };
+            changes.frontends.insert(key, Some(wanted));
         }
         frontends.sort_unstable();
         frontends.dedup();
@@ -241,6 +246,7 @@ mod tests {
             key: FrontendKey { addr: [203, 0, 113, *n].into(), port: 80, protocol: Protocol::Tcp },
             target: Target::Reject,
             affinity: None,
+            sources: Vec::new(),
         };
         ServicePlan { frontends: addrs.iter().map(frontend).collect(), ..ServicePlan::default() }
     }

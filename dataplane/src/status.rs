@@ -20,6 +20,7 @@ fn describe(v: V) -> String {
         V::Pick(class, count) => format!("{} {count}", class_name(class)),
         V::ExtLocal => "ext-local".to_owned(),
         V::Sticky(_, class) => format!("{} sticky", class_name(class)),
+        V::Guarded => "source-ranges".to_owned(),
         V::Refuse => "refuse".to_owned(),
         V::Drop => "drop".to_owned(),
         V::Foreign => "NOT OURS".to_owned(),
@@ -38,9 +39,10 @@ pub fn render(committed: &Committed) -> String {
         } else {
             std::net::SocketAddr::new(key.addr, key.port).to_string()
         };
-        let action = [VerdictMap::Services, VerdictMap::NoEndpoints]
+        let action = [VerdictMap::Services, VerdictMap::Guarded, VerdictMap::NoEndpoints]
             .iter()
             .filter_map(|map| verdicts.get(&(*map, *key)))
+            .filter(|v| ***v != V::Guarded)
             .map(|v| describe(**v))
             .collect::<Vec<_>>()
             .join(", ");
@@ -56,6 +58,17 @@ pub fn render(committed: &Committed) -> String {
         }
         if let Some(local) = committed.lists.get(&(ListMap::Local, *key)) {
             endpoints.push(format!("({} on this node)", local.len()));
+        }
+        if let Some(sources) = committed.sources.get(key) {
+            let shown = sources.iter().take(SHOWN_ENDPOINTS).map(|(first, last)| match first == last {
+                true => first.to_string(),
+                false => format!("{first}-{last}"),
+            });
+            let mut shown: Vec<String> = shown.collect();
+            if sources.len() > SHOWN_ENDPOINTS {
+                shown.push(format!("{} more ranges", sources.len() - SHOWN_ENDPOINTS));
+            }
+            endpoints.push(format!("(only from {})", shown.join(", ")));
         }
         let _ = writeln!(out, "{name:<28} {:<5} {action:<14} {}", key.protocol.name(), endpoints.join(" "));
     }

@@ -45,7 +45,12 @@ pub enum WantedError {
 }
 
 /// Lists page by page; each object is handed over and dropped.
-async fn each<K>(api: &Api<K>, params: ListParams, what: &'static str, take: &mut dyn FnMut(K)) -> Result<(), WantedError>
+async fn each<K>(
+    api: &Api<K>,
+    params: ListParams,
+    what: &'static str,
+    take: &mut dyn FnMut(K),
+) -> Result<(), WantedError>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {

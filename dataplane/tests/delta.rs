@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use keelson_dataplane::engine::Engine;
 use keelson_dataplane::model::types::{EndpointRecord, Protocol, ServiceRecord};
 use keelson_dataplane::nftables::layout::TABLE;
-use keelson_netfilter::nft::{FakeNft, TableState, Family, OwnedData};
+use keelson_netfilter::nft::{FakeNft, Family, OwnedData, TableState};
 use proptest::prelude::*;
 use support::{ip, name, node, port, ready, service, settings, slice};
 
@@ -79,7 +79,19 @@ struct ServiceKind {
     internal_local: bool,
     sticky: bool,
     udp: bool,
+    /// Source ranges of the external address, by number; that address is a load balancer's then.
+    ranges: u8,
 }
+
+/// Ranges that overlap, touch and hold one another, in both families.
+const RANGES: [&[&str]; 6] = [
+    &[],
+    &["10.0.0.0/8"],
+    &["10.0.0.0/16", "192.168.7.0/24"],
+    &["10.1.0.0/16", "10.0.0.0/16", "fd00::/64"],
+    &["fd00::/64"],
+    &["0.0.0.0/0"],
+];
 
 fn record(kind: &ServiceKind) -> ServiceRecord {
     let node_port = if kind.node_port == 0 { 0 } else { 30_000 + u16::from(kind.node_port) };
@@ -87,8 +99,13 @@ fn record(kind: &ServiceKind) -> ServiceRecord {
     if kind.udp {
         ports.push(port(53, 0, Protocol::Udp));
     }
+    let external = kind.external.iter().map(|n| ip(&format!("203.0.113.{n}"))).collect();
+    let ranges = RANGES[usize::from(kind.ranges)];
+    let (external_ips, load_balancer_ips) = if ranges.is_empty() { (external, vec![]) } else { (vec![], external) };
     ServiceRecord {
-        external_ips: kind.external.iter().map(|n| ip(&format!("203.0.113.{n}"))).collect(),
+        external_ips,
+        load_balancer_ips,
+        source_ranges: ranges.iter().map(|r| r.parse().unwrap()).collect(),
         external_local: kind.external_local,
         internal_local: kind.internal_local,
         affinity_seconds: kind.sticky.then_some(60),
@@ -121,17 +138,18 @@ fn apply(engine: &mut Engine, event: &Event) {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let kind =
-        (0u8..3, 0u8..3, proptest::option::of(1u8..3), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>())
-            .prop_map(|(ip, node_port, external, external_local, internal_local, sticky, udp)| ServiceKind {
-                ip,
-                node_port,
-                external,
-                external_local,
-                internal_local,
-                sticky,
-                udp,
-            });
+    let kind = (0u8..3, 0u8..3, proptest::option::of(1u8..3), any::<[bool; 4]>(), 0..RANGES.len() as u8).prop_map(
+        |(ip, node_port, external, [external_local, internal_local, sticky, udp], ranges)| ServiceKind {
+            ip,
+            node_port,
+            external,
+            external_local,
+            internal_local,
+            sticky,
+            udp,
+            ranges,
+        },
+    );
     prop_oneof![
         (0u8..4, proptest::option::weighted(0.8, kind)).prop_map(|(n, k)| Event::Service(n, k)),
         (
@@ -219,6 +237,7 @@ fn a_change_of_one_service_touches_only_its_elements() {
                     internal_local: false,
                     sticky: false,
                     udp: false,
+                    ranges: 0,
                 }),
             ),
             Event::Slice(n, n, Some(vec![(1, 0, false), (2, 0, false), (3, 0, false)])),
@@ -256,6 +275,7 @@ fn a_refused_transaction_leads_to_a_listing_and_a_repair() {
         internal_local: false,
         sticky: false,
         udp: false,
+        ranges: 0,
     };
     apply(&mut engine, &Event::Service(1, Some(kind.clone())));
     apply(&mut engine, &Event::Slice(1, 1, Some(vec![(1, 0, false)])));

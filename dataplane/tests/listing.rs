@@ -2,8 +2,35 @@
 
 mod support;
 
-use keelson_dataplane::model::types::Protocol;
+use keelson_dataplane::model::types::{Family, Protocol, SliceRecord};
 use support::*;
+
+/// A load balancer's address that not everybody may reach, with and without endpoints, in both families.
+fn guarded(engine: &mut keelson_dataplane::engine::Engine) {
+    for (service_name, last, endpoints) in [("guarded", 7, 2), ("guarded-none", 8, 0)] {
+        let mut record = service(&format!("10.96.0.2{last}"), vec![port(80, 0, Protocol::Tcp)]);
+        record.cluster_ips.push(ip(&format!("fd00:96::2{last}")));
+        record.load_balancer_ips = vec![ip(&format!("203.0.113.{last}")), ip(&format!("2001:db8:113::{last}"))];
+        record.source_ranges = [
+            "192.168.0.0/16",
+            "10.0.0.0/24",
+            "10.0.1.0/24",
+            "10.0.2.0/24",
+            "198.51.100.7/32",
+            "fd00:7::/64",
+            "::1/128",
+        ]
+        .iter()
+        .map(|range| range.parse().unwrap())
+        .collect();
+        engine.model.set_service(&name(service_name), Some(record));
+        for (family, addr) in [(Family::V4, "10.244.1."), (Family::V6, "fd00:244:1::")] {
+            let endpoints = (0..endpoints).map(|n| ready(&format!("{addr}{}", n + 2), false)).collect();
+            let slice = SliceRecord { family, ..slice(service_name, &[(Protocol::Tcp, 8080)], endpoints) };
+            engine.model.set_slice(&name(&format!("{service_name}-{family:?}")), Some(slice));
+        }
+    }
+}
 
 fn sample(engine: &mut keelson_dataplane::engine::Engine) {
     engine.model.set_node(node("192.168.7.2"));
@@ -30,6 +57,7 @@ fn sample(engine: &mut keelson_dataplane::engine::Engine) {
     };
     engine.model.set_service(&name("sticky"), Some(sticky));
     engine.model.set_slice(&name("sticky-a"), Some(slice("sticky", &[(Protocol::Tcp, 8080)], both)));
+    guarded(engine);
 }
 
 #[test]
@@ -52,6 +80,13 @@ fn nft_lists_what_is_emitted_and_loads_it_again() {
         "10.96.0.12 . tcp . 80 : goto refuse",
         "dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints",
         "10.96.0.0/16",
+        "203.0.113.7 . tcp . 80 : goto source-ranges-check",
+        "203.0.113.7 . tcp . 80 . 192.168.0.0/16",
+        "203.0.113.7 . tcp . 80 . 10.0.0.0-10.0.2.255",
+        "203.0.113.8 . tcp . 80 . 198.51.100.7",
+        "2001:db8:113::7 . tcp . 80 . fd00:7::/64",
+        "ip daddr . meta l4proto . th dport . ip saddr != @source-ranges counter packets 0 bytes 0 drop",
+        "ip6 daddr . meta l4proto . th dport vmap @guarded",
     ] {
         assert!(listing.contains(expected), "no {expected:?} in the listing");
     }
@@ -102,6 +137,12 @@ fn a_flushed_table_and_foreign_elements_are_repaired() {
         "delete element ip keelson-dataplane services { 10.96.0.10 . tcp . 80 }",
         "add element ip keelson-dataplane services { 10.96.9.9 . tcp . 80 : drop }",
         "flush chain ip keelson-dataplane dispatch",
+        "flush chain ip keelson-dataplane source-ranges-check",
+        "flush set ip keelson-dataplane source-ranges",
+        "delete element ip keelson-dataplane source-ranges { 203.0.113.7 . tcp . 80 . 192.168.0.0/16 }",
+        "add element ip keelson-dataplane source-ranges { 203.0.113.7 . tcp . 80 . 8.8.8.0/24 }",
+        "add element ip6 keelson-dataplane source-ranges { 2001:db8::9 . tcp . 80 . ::2 }",
+        "delete element ip keelson-dataplane guarded { 203.0.113.7 . tcp . 80 }",
         "flush chain ip keelson-dataplane pick-cluster-2",
     ] {
         ns.cmd("nft", &harm.split(' ').collect::<Vec<_>>());
@@ -110,6 +151,32 @@ fn a_flushed_table_and_foreign_elements_are_repaired() {
         engine.sync().unwrap();
         assert_eq!(normal(&before), normal(&ns.cmd("nft", &["list", "ruleset"])), "{harm}");
     }
+}
+
+/// The number of rules stays the same.
+#[test]
+fn a_replaced_rule_is_repaired() {
+    if skip("a_replaced_rule_is_repaired") {
+        return;
+    }
+    let ns = Netns::new();
+    let mut engine = ns.engine(settings());
+    sample(&mut engine);
+    engine.sync().unwrap();
+    let before = ns.cmd("nft", &["list", "ruleset"]);
+    for chain in ["refuse", "pick-cluster-2", "nat-prerouting"] {
+        let listing = ns.cmd("nft", &["-a", "list", "chain", "ip", "keelson-dataplane", chain]);
+        let last = listing.rsplit("# handle ").next().unwrap().split_whitespace().next().unwrap();
+        ns.cmd("nft", &["replace", "rule", "ip", "keelson-dataplane", chain, "handle", last, "accept"]);
+        assert_ne!(normal(&before), normal(&ns.cmd("nft", &["list", "ruleset"])), "{chain}");
+        engine.forget();
+        engine.sync().unwrap();
+        assert_eq!(normal(&before), normal(&ns.cmd("nft", &["list", "ruleset"])), "{chain}");
+    }
+    // What is right is not written again.
+    engine.forget();
+    let generation = engine.sync().map(|report| report.stats.transactions).unwrap();
+    assert!(engine.alone_since_sync() && generation <= 1, "{generation} transactions to adopt what is right");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use keelson_dataplane::model::types::{EndpointRecord, Protocol, ServiceRecord};
 use keelson_dataplane::nftables::layout::TABLE;
 use keelson_dataplane::trace::{Machine, Question, answer, outcomes};
 use keelson_netfilter::nft::walk::Fate;
-use keelson_netfilter::nft::{FakeNft, Family as NftFamily, Nft, TableState};
+use keelson_netfilter::nft::{FakeNft, Family as NftFamily, KernelNft, Nft, TableState};
 use support::{ip, name, node, settings, slice};
 
 /// The node of the cases.
@@ -22,7 +22,9 @@ fn machine() -> Machine {
     let address = |(interface, addr): (&str, &str)| (interface.to_owned(), ip(addr));
     let route = |(net, from): (&str, &str)| (net.parse().unwrap(), ip(from));
     Machine::new(
-        [("pod0", "10.244.1.1"), ("pod1", "10.244.1.5"), ("pod2", "10.244.2.1"), ("up0", "192.168.7.2")].map(address).into(),
+        [("pod0", "10.244.1.1"), ("pod1", "10.244.1.5"), ("pod2", "10.244.2.1"), ("up0", "192.168.7.2")]
+            .map(address)
+            .into(),
         [
             ("10.244.1.0/30", "10.244.1.1"),
             ("10.244.1.4/30", "10.244.1.5"),
@@ -109,6 +111,31 @@ fn every_case_ends_where_it_should() {
     assert!(count > 40, "only {count} cases");
 }
 
+/// What the kernel lists is walked through by `dataplane trace`: it must lead to the same ends.
+#[test]
+fn the_kernels_listing_leads_to_the_same_ends() {
+    if support::skip("the_kernels_listing_leads_to_the_same_ends") {
+        return;
+    }
+    let ns = support::Netns::new();
+    let mut engine = ns.engine(settings());
+    engine.model.set_node(node("192.168.7.2"));
+    let ports = [(Protocol::Tcp, 8080), (Protocol::Udp, 5353)];
+    let names = std::collections::BTreeMap::new();
+    for scenario in scenarios() {
+        engine.model.set_service(&name("web"), Some(scenario.service.clone()));
+        engine.model.set_slice(&name("web-1"), Some(slice("web", &ports, scenario.endpoints.clone())));
+        engine.sync().unwrap();
+        let listed = ns.run(|| KernelNft::open().unwrap().dump(NftFamily::Ipv4, TABLE).unwrap().unwrap());
+        for case in &scenario.cases {
+            let at = format!("{}: {:?} to {}", scenario.name, case.from, case.to);
+            assert_eq!(walked(&listed, case), expected(&case.ends), "{at}");
+        }
+        let wanted = table(scenario.service, scenario.endpoints);
+        assert_eq!(diff(NftFamily::Ipv4, &wanted, &listed, &names), Vec::<String>::new(), "{}", scenario.name);
+    }
+}
+
 #[test]
 fn the_mark_is_taken_off_and_other_bits_stay() {
     let table = table(web(), vec![c()]);
@@ -141,7 +168,9 @@ fn a_trace_tells_the_way_in_words() {
          Names are missing, and what is wanted was not compared: nobody was asked.\n"
     );
     let own = ask(None, "192.168.7.2:30080");
-    for words in ["sent by this node itself", "a node port", "marked for masquerading", "the mark is taken off", "masqueraded"] {
+    for words in
+        ["sent by this node itself", "a node port", "marked for masquerading", "the mark is taken off", "masqueraded"]
+    {
         assert!(own.contains(words), "no '{words}' in:\n{own}");
     }
     assert!(ask(Some("10.244.1.2"), "10.96.0.10:81").contains("has no such port"));
@@ -163,20 +192,27 @@ fn a_diff_names_what_somebody_changed() {
         diff(&programmed)
     };
     let lines = diff(&table(web(), vec![b()]));
-    assert!(lines.contains(&"services: 10.96.0.10:80/TCP leads to pick-cluster-1, wanted pick-cluster-2".to_owned()), "{lines:?}");
+    assert!(
+        lines.contains(&"services: 10.96.0.10:80/TCP leads to pick-cluster-1, wanted pick-cluster-2".to_owned()),
+        "{lines:?}"
+    );
     assert!(lines.contains(&"endpoints: 10.96.0.10:80/TCP lacks 10.244.2.2:8080".to_owned()), "{lines:?}");
-    assert_eq!(changed(&|t| t.chains.get_mut("dispatch").unwrap().truncate(1)), [
-        "chain dispatch: 2 rules wanted, 1 programmed, the first that differs is number 2"
-    ]);
-    assert_eq!(changed(&|t| t.chains.get_mut("dispatch").unwrap().swap(0, 1)), [
-        "chain dispatch: 2 rules wanted, 2 programmed, the first that differs is number 1"
-    ]);
-    assert_eq!(changed(&|t| drop(t.chains.insert("evil".to_owned(), Vec::new()))), [
-        "chain evil is nothing of this version's"
-    ]);
-    assert_eq!(changed(&|t| t.hooks.get_mut("nat-output").unwrap().priority = 0), [
-        "chain nat-output is attached to another hook, or with another priority"
-    ]);
+    assert_eq!(
+        changed(&|t| t.chains.get_mut("dispatch").unwrap().truncate(1)),
+        ["chain dispatch: 2 rules wanted, 1 programmed, the first that differs is number 2"]
+    );
+    assert_eq!(
+        changed(&|t| t.chains.get_mut("dispatch").unwrap().swap(0, 1)),
+        ["chain dispatch: 2 rules wanted, 2 programmed, the first that differs is number 1"]
+    );
+    assert_eq!(
+        changed(&|t| drop(t.chains.insert("evil".to_owned(), Vec::new()))),
+        ["chain evil is nothing of this version's"]
+    );
+    assert_eq!(
+        changed(&|t| t.hooks.get_mut("nat-output").unwrap().priority = 0),
+        ["chain nat-output is attached to another hook, or with another priority"]
+    );
     let emptied = changed(&|t| t.sets.get_mut("nodeports").unwrap().clear());
     assert_eq!(emptied.len(), 2);
     assert!(emptied[0].starts_with("nodeports: node port "), "{emptied:?}");

@@ -179,7 +179,7 @@ impl<'a, N: Nft> Table<'a, N> {
         if wanted.snat {
             needed.push((masquerade_chain(wanted.mark_bit), 1));
         }
-        let short = needed.iter().find(|(name, count)| names.chains.get(name).is_none_or(|there| there < count));
+        let short = needed.iter().find(|(name, count)| names.chains.get(name).is_none_or(|there| there.len() < *count));
         if let Some((name, _)) = short {
             return Ok(Some(format!("chain {name}")));
         }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
@@ -18,6 +19,8 @@ pub const LABEL_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
 /// Label on a slice that names its Service.
 pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Where source ranges stood before `spec.loadBalancerSourceRanges`, which has precedence.
+const ANNOTATION_SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 /// Taint by which the cluster autoscaler says that a node is about to go.
 const TAINT_TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
@@ -78,6 +81,33 @@ fn addresses<'a>(texts: impl IntoIterator<Item = &'a String>) -> Vec<IpAddr> {
     texts.into_iter().filter_map(|t| t.parse().ok()).collect()
 }
 
+/// A range as Go's sloppy parser of old reads it: spaces around it and zeros before a number do no harm, host
+/// bits are cut off.
+fn range(text: &str) -> Option<IpNet> {
+    let text = text.trim();
+    if let Ok(net) = text.parse::<IpNet>() {
+        return Some(net.trunc());
+    }
+    let (addr, length) = text.split_once('/')?;
+    let octets: Vec<&str> = addr.split('.').map(|n| n.trim_start_matches('0')).collect();
+    let octets: Vec<&str> = octets.into_iter().map(|n| if n.is_empty() { "0" } else { n }).collect();
+    format!("{}/{length}", octets.join(".")).parse::<IpNet>().ok().map(|net| net.trunc())
+}
+
+/// From where a Service's load balancer addresses may be reached.
+fn source_ranges(service: &Service) -> Vec<IpNet> {
+    let spec = service.spec.as_ref();
+    let field: Vec<&str> =
+        spec.iter().flat_map(|s| s.load_balancer_source_ranges.iter().flatten()).map(String::as_str).collect();
+    let texts = if field.is_empty() {
+        let annotation = service.metadata.annotations.as_ref().and_then(|a| a.get(ANNOTATION_SOURCE_RANGES));
+        annotation.map_or_else(Vec::new, |text| text.split(',').filter(|t| !t.trim().is_empty()).collect())
+    } else {
+        field
+    };
+    texts.into_iter().filter_map(range).collect()
+}
+
 /// A Service; none when this proxy has nothing to do for it (headless, ExternalName, or labelled
 /// for another proxy).
 pub fn service(service: &Service, interner: &mut Interner) -> Option<ServiceRecord> {
@@ -113,18 +143,25 @@ pub fn service(service: &Service, interner: &mut Interner) -> Option<ServiceReco
             node_port: p.node_port.and_then(port).unwrap_or(0),
         })
     });
+    let external_local = spec.external_traffic_policy.as_deref() == Some("Local");
     let affinity = spec.session_affinity.as_deref() == Some("ClientIP");
     let timeout = spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref()?.timeout_seconds);
     Some(ServiceRecord {
         cluster_ips,
         external_ips: addresses(spec.external_ips.iter().flatten()),
+        source_ranges: if load_balancer_ips.is_empty() { Vec::new() } else { source_ranges(service) },
         load_balancer_ips,
         ports: ports.collect(),
         internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
-        external_local: spec.external_traffic_policy.as_deref() == Some("Local"),
+        external_local,
         affinity_seconds: affinity
             .then(|| timeout.and_then(|t| u32::try_from(t).ok()).unwrap_or(DEFAULT_AFFINITY_SECONDS)),
-        health_check_node_port: spec.health_check_node_port.and_then(port).unwrap_or(0),
+        // Upstream's `NeedsHealthCheck`: other types may still carry a number of before.
+        health_check_node_port: spec
+            .health_check_node_port
+            .and_then(port)
+            .filter(|_| kind == "LoadBalancer" && external_local)
+            .unwrap_or(0),
     })
 }
 

@@ -9,16 +9,18 @@ pub mod decode;
 pub mod types;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use choose::Chosen;
 use decode::Interner;
+use ipnet::IpNet;
 use types::{Ep, Family, Name, NodeRecord, Protocol, ServiceRecord, SliceRecord};
 
 /// What a packet is addressed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrontendKey {
     /// Destination address; unspecified stands for a node port on this node's addresses.
-    pub addr: std::net::IpAddr,
+    pub addr: IpAddr,
     /// Destination port.
     pub port: u16,
     /// Protocol.
@@ -77,6 +79,8 @@ pub struct Frontend {
     pub target: Target,
     /// Whether clients stick to endpoints.
     pub affinity: Option<Affinity>,
+    /// From where it may be reached; none for everywhere.
+    pub sources: Vec<IpNet>,
 }
 
 /// All that one Service wants programmed.
@@ -85,9 +89,9 @@ pub struct ServicePlan {
     /// Frontends.
     pub frontends: Vec<Frontend>,
     /// Cluster addresses, whose unknown ports are refused.
-    pub cluster_ips: Vec<std::net::IpAddr>,
+    pub cluster_ips: Vec<IpAddr>,
     /// Addresses of endpoints on this node, which could reach themselves.
-    pub hairpin: Vec<std::net::IpAddr>,
+    pub hairpin: Vec<IpAddr>,
 }
 
 #[derive(Debug, Default)]
@@ -131,6 +135,10 @@ impl Model {
     pub fn set_node(&mut self, node: NodeRecord) {
         if node.zone != self.node.zone {
             self.dirty.extend(self.entries.keys().cloned());
+        }
+        if node.internal_ips != self.node.internal_ips {
+            let guarded = self.entries.iter().filter(|(_, e)| e.service.as_ref().is_some_and(ServiceRecord::guarded));
+            self.dirty.extend(guarded.map(|(name, _)| name.clone()));
         }
         self.node = node;
     }
@@ -224,7 +232,7 @@ impl Model {
                     ]),
                     seconds,
                 });
-                plan.add_port(service, port, *family, &chosen, affinity);
+                plan.add_port(service, port, *family, &chosen, affinity, &self.sources(service, *family));
                 plan.hairpin.extend(chosen.local_addresses);
             }
         }
@@ -238,15 +246,33 @@ impl Model {
         let service = self.entries.get(name).and_then(|e| e.service.as_ref());
         service.into_iter().flat_map(|service| {
             let addresses = service.cluster_ips.iter().chain(&service.external_ips).chain(&service.load_balancer_ips);
-            let addresses: Vec<std::net::IpAddr> = addresses.copied().collect();
+            let addresses: Vec<IpAddr> = addresses.copied().collect();
             service.ports.iter().flat_map(move |port| {
                 let key = |addr, number| FrontendKey { addr, port: number, protocol: port.protocol };
-                let node_ports = addresses.iter().map(|ip| Family::of(*ip).unspecified()).map(|any| key(any, port.node_port));
+                let node_ports =
+                    addresses.iter().map(|ip| Family::of(*ip).unspecified()).map(|any| key(any, port.node_port));
                 let mut keys: Vec<FrontendKey> = addresses.iter().map(|ip| key(*ip, port.port)).collect();
                 keys.extend(node_ports.filter(|_| port.node_port != 0));
                 keys.into_iter().map(|key| (key, &*port.name))
             })
         })
+    }
+
+    /// From where load balancer addresses of one family may be reached; none for everywhere: also when all
+    /// ranges are of the other family, as upstream has it.
+    fn sources(&self, service: &ServiceRecord, family: Family) -> Vec<IpNet> {
+        let of_family = |ip: IpAddr| Family::of(ip) == family;
+        let ranges = service.source_ranges.iter().filter(|net| of_family(net.addr()));
+        let mut sources: Vec<IpNet> = ranges.copied().collect();
+        if sources.iter().any(|net| net.prefix_len() == 0) {
+            return Vec::new();
+        }
+        // A node that has the load balancer's address as one of its own reaches it from that address.
+        let node = self.node.internal_ips.iter().copied().find(|ip| of_family(*ip));
+        if node.is_some_and(|ip| sources.iter().any(|net| net.contains(&ip))) {
+            sources.extend(service.load_balancer_ips.iter().copied().filter(|ip| of_family(*ip)).map(IpNet::from));
+        }
+        sources
     }
 
     /// Number of local ready endpoints of a Service, for its health check node port.
@@ -272,12 +298,15 @@ impl ServicePlan {
         family: Family,
         chosen: &Chosen,
         affinity: Option<Affinity>,
+        sources: &[IpNet],
     ) {
         let mut add = |addr, number, target| {
             let key = FrontendKey { addr, port: number, protocol: port.protocol };
-            self.frontends.push(Frontend { key, target, affinity });
+            let guarded = !addr.is_unspecified() && service.load_balancer_ips.contains(&addr);
+            let sources = if guarded { sources.to_vec() } else { Vec::new() };
+            self.frontends.push(Frontend { key, target, affinity, sources });
         };
-        let of_family = |ips: &[std::net::IpAddr]| {
+        let of_family = |ips: &[IpAddr]| {
             ips.iter().copied().filter(|ip| Family::of(*ip) == family && !ip.is_unspecified()).collect::<Vec<_>>()
         };
         let internal = if service.internal_local { &chosen.local } else { &chosen.cluster };

@@ -108,6 +108,8 @@ pub struct ServiceRecord {
     pub external_ips: Vec<IpAddr>,
     /// Load balancer ingress addresses with ipMode VIP (or unset).
     pub load_balancer_ips: Vec<IpAddr>,
+    /// From where the load balancer's addresses may be reached; none for everywhere.
+    pub source_ranges: Vec<ipnet::IpNet>,
     /// Ports.
     pub ports: Vec<ServicePort>,
     /// `internalTrafficPolicy: Local`.
@@ -118,6 +120,14 @@ pub struct ServiceRecord {
     pub affinity_seconds: Option<u32>,
     /// `spec.healthCheckNodePort`, 0 for none.
     pub health_check_node_port: u16,
+}
+
+impl ServiceRecord {
+    /// Whether not everybody may reach the load balancer's addresses.
+    #[must_use]
+    pub fn guarded(&self) -> bool {
+        !self.source_ranges.is_empty()
+    }
 }
 
 /// An endpoint of a slice: 32 bytes.

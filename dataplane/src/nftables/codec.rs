@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::model::FrontendKey;
 use crate::model::types::{Ep, Family, Protocol};
 
-/// Room for the longest key: IPv6 address, protocol, port, index.
-const MAX: usize = 28;
+/// Room for the longest key: IPv6 address, protocol, port, IPv6 address.
+const MAX: usize = 40;
 
 /// A short byte string on the stack.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +57,14 @@ pub fn key(frontend: &FrontendKey) -> Bytes {
 pub fn indexed(frontend: &FrontendKey, index: u16) -> Bytes {
     let mut bytes = key(frontend);
     bytes.push(&u32::from(index).to_ne_bytes());
+    bytes
+}
+
+/// `addr . proto . port . source`.
+#[must_use]
+pub fn sourced(frontend: &FrontendKey, source: IpAddr) -> Bytes {
+    let mut bytes = key(frontend);
+    bytes.push_addr(source);
     bytes
 }
 

@@ -6,6 +6,7 @@
 //! nat-prerouting, nat-output -> dispatch
 //!   dispatch:   destination . protocol . port   vmap @services   -> pick-CLASS-N | ext-local | affinity-…
 //!               node address, protocol . port   vmap @nodeports  -> pick-nodeport-CLASS-N | ext-local-nodeport | …
+//!   source-ranges:  from elsewhere: counted drop; else destination . protocol . port  vmap @guarded  -> pick-CLASS-N | ext-local | …
 //!   pick-cluster-3:  jump masquerade-nonlocal; dnat to destination . protocol . port . random mod 3 map @endpoints;
 //!                    once more with mod 1; counted drop
 //! nat-postrouting:   hairpin and marked packets are masqueraded, the mark's bit is cleared
@@ -43,12 +44,14 @@ const PRIORITY_OUTPUT_AFTER_DSTNAT: i32 = -90;
 /// Verdict maps: what a packet's destination leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VerdictMap {
-    /// First look-up.
-    Services,
+    /// Second look-up of frontends with source ranges, for sources in them.
+    Guarded,
     /// Second look-up of ext-local frontends for pods and the node itself.
     Inside,
     /// Second look-up of ext-local frontends for everybody else.
     Local,
+    /// First look-up.
+    Services,
     /// Reject or drop, in the filter hooks.
     NoEndpoints,
 }
@@ -62,19 +65,32 @@ pub enum ListMap {
     Local,
 }
 
-/// All verdict maps.
-pub const VERDICT_MAPS: [VerdictMap; 4] =
-    [VerdictMap::Services, VerdictMap::Inside, VerdictMap::Local, VerdictMap::NoEndpoints];
+/// All verdict maps. Those of second look-ups stand first: what leads to them must not be there before they
+/// are.
+pub const VERDICT_MAPS: [VerdictMap; 5] =
+    [VerdictMap::Guarded, VerdictMap::Inside, VerdictMap::Local, VerdictMap::Services, VerdictMap::NoEndpoints];
 /// All endpoint maps.
 pub const LIST_MAPS: [ListMap; 2] = [ListMap::All, ListMap::Local];
 
 impl VerdictMap {
+    /// The maps that exist for addresses, or for node ports: source ranges do not apply to those.
+    pub fn all(node_port: bool) -> impl Iterator<Item = Self> {
+        VERDICT_MAPS.into_iter().filter(move |map| !(node_port && *map == Self::Guarded))
+    }
+
+    /// Whether a chain that the first look-up leads to looks here.
+    #[must_use]
+    pub fn is_second(self) -> bool {
+        matches!(self, Self::Guarded | Self::Inside | Self::Local)
+    }
+
     /// The map's name; node ports have maps of their own, without an address in the key.
     #[must_use]
     pub fn name(self, node_port: bool) -> &'static str {
         match (self, node_port) {
             (Self::Services, false) => "services",
             (Self::Services, true) => "nodeports",
+            (Self::Guarded, _) => "guarded",
             (Self::Inside, false) => "ext-local-inside",
             (Self::Inside, true) => "ext-local-inside-nodeports",
             (Self::Local, false) => "ext-local-outside",
@@ -102,6 +118,9 @@ impl ListMap {
 pub const SET_CLUSTER_IPS: &str = "cluster-ips";
 /// Endpoints on this node, as (source, destination).
 pub const SET_HAIRPIN: &str = "hairpin";
+/// From where a destination with source ranges may be reached. In a set of its own: the kernel copies a
+/// concatenation with intervals at each commit that touches it.
+pub const SET_SOURCE_RANGES: &str = "source-ranges";
 /// Sources that count as local pods.
 pub const SET_LOCAL_SOURCES: &str = "local-sources";
 /// The ranges cluster addresses come from.
@@ -115,6 +134,8 @@ pub const CHAIN_REFUSE: &str = "refuse";
 pub const CHAIN_EXT_LOCAL: &str = "ext-local";
 /// The same for node ports.
 pub const CHAIN_EXT_LOCAL_NODEPORT: &str = "ext-local-nodeport";
+/// Drops what comes from outside a destination's source ranges, and looks the others up again.
+pub const CHAIN_SOURCE_RANGES: &str = "source-ranges-check";
 /// Sets the masquerade mark.
 pub const CHAIN_MARK: &str = "mark-for-masquerade";
 /// Sets it when the source is not local.
@@ -335,7 +356,7 @@ impl Layout {
         for node_port in [false, true] {
             let mut key = if node_port { vec![] } else { vec![addr] };
             key.extend([Field::Proto, Field::Port]);
-            for map in VERDICT_MAPS {
+            for map in VerdictMap::all(node_port) {
                 sets.push(SetDecl::map(map.name(node_port), &key, Maps::Verdicts));
             }
             key.push(Field::Index);
@@ -344,6 +365,8 @@ impl Layout {
             }
         }
         sets.push(SetDecl::set(SET_CLUSTER_IPS, &[addr]));
+        let sources = [addr, Field::Proto, Field::Port, addr];
+        sets.push(SetDecl::set(SET_SOURCE_RANGES, &sources).intervals());
         sets.push(SetDecl::set(SET_HAIRPIN, &[addr, addr]));
         for name in [SET_LOCAL_SOURCES, SET_SERVICE_CIDRS, SET_NODEPORT_ADDRESSES] {
             sets.push(SetDecl::set(name, &[addr]).intervals());
@@ -361,6 +384,7 @@ impl Layout {
             (CHAIN_REFUSE, None, self.refuse()),
             (CHAIN_EXT_LOCAL, None, self.ext_local(false)),
             (CHAIN_EXT_LOCAL_NODEPORT, None, self.ext_local(true)),
+            (CHAIN_SOURCE_RANGES, None, self.source_ranges()),
             (CHAIN_DISPATCH, None, self.dispatch()),
             (CHAIN_CLUSTER_IPS, None, self.cluster_ip_check()),
             ("nat-prerouting", base("nat", Hook::Prerouting, PRIORITY_DSTNAT), vec![vec![jump(CHAIN_DISPATCH)]]),
@@ -419,6 +443,15 @@ impl Layout {
         rules.push(rule);
         rules.push(self.vmap(VerdictMap::Local, node_port));
         rules
+    }
+
+    /// Stands behind the first look-up, so that a packet to any other destination pays nothing for it.
+    fn source_ranges(&self) -> Vec<Vec<Expr>> {
+        let (mut rule, source) = self.destination(false);
+        rule.push(self.saddr(source));
+        rule.push(lookup(SET_SOURCE_RANGES, true));
+        rule.extend([Expr::Counter, Expr::Verdict(Verdict::Drop)]);
+        vec![rule, self.vmap(VerdictMap::Guarded, false)]
     }
 
     fn dispatch(&self) -> Vec<Vec<Expr>> {
@@ -580,10 +613,9 @@ impl Layout {
         }
     }
 
-    /// Number of rules of each constant chain, and the name of the chain that carries the
-    /// fingerprint.
+    /// Rules of each constant chain, and the name of the chain that carries the fingerprint.
     #[must_use]
-    pub fn expected(&self) -> (Vec<(&'static str, usize)>, String) {
+    pub fn expected(&self) -> (Vec<(&'static str, Vec<Vec<Expr>>)>, String) {
         let mut batch = Batch::new(self.family, TABLE);
         self.write(&mut batch);
         // A pick chain is part of the layout, too.
@@ -593,8 +625,8 @@ impl Layout {
             batch.add_rule(&sample.name(), &rule);
         }
         let fingerprint = format!("{LAYOUT_PREFIX}{:016x}", stable_id(&[batch.finish()]));
-        let mut chains: Vec<_> = self.chains().into_iter().map(|(name, _, rules)| (name, rules.len())).collect();
-        chains.push((CHAIN_MASQUERADE, self.masquerade().len()));
+        let mut chains: Vec<_> = self.chains().into_iter().map(|(name, _, rules)| (name, rules)).collect();
+        chains.push((CHAIN_MASQUERADE, self.masquerade()));
         (chains, fingerprint)
     }
 }

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use super::layout::{
-    CHAIN_EXT_LOCAL, CHAIN_EXT_LOCAL_NODEPORT, CHAIN_REFUSE, ListMap, Pick, VerdictMap, class_name, class_of,
+    CHAIN_EXT_LOCAL, CHAIN_EXT_LOCAL_NODEPORT, CHAIN_REFUSE, CHAIN_SOURCE_RANGES, ListMap, Pick, VerdictMap,
+    class_name, class_of,
 };
 use crate::model::FrontendKey;
 use crate::model::types::Ep;
@@ -20,6 +21,8 @@ pub enum V {
     Pick(Class, u16),
     /// `goto ext-local…`.
     ExtLocal,
+    /// `goto source-ranges-check`.
+    Guarded,
     /// `goto affinity-ID-CLASS`.
     Sticky(u64, Class),
     /// `goto refuse`.
@@ -52,6 +55,7 @@ impl V {
             Self::Pick(class, count) => Pick { class, node_port, count }.name(),
             Self::ExtLocal if node_port => CHAIN_EXT_LOCAL_NODEPORT.to_owned(),
             Self::ExtLocal => CHAIN_EXT_LOCAL.to_owned(),
+            Self::Guarded => CHAIN_SOURCE_RANGES.to_owned(),
             Self::Sticky(id, class) => sticky_chain(id, class),
             Self::Refuse => CHAIN_REFUSE.to_owned(),
             Self::Drop | Self::Foreign => return None,
@@ -69,6 +73,8 @@ impl V {
             Self::ExtLocal
         } else if chain == CHAIN_REFUSE {
             Self::Refuse
+        } else if chain == CHAIN_SOURCE_RANGES {
+            Self::Guarded
         } else if let Some((id, class)) = parse_sticky_chain(chain) {
             Self::Sticky(id, class)
         } else {
@@ -86,6 +92,9 @@ fn parse_sticky_chain(chain: &str) -> Option<(u64, Class)> {
 /// between two transactions.
 pub type List = Vec<Option<Ep>>;
 
+/// Ranges of addresses as (first, last), disjoint.
+pub type Sources = BTreeSet<(IpAddr, IpAddr)>;
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Committed {
@@ -93,6 +102,8 @@ pub struct Committed {
     pub verdicts: HashMap<(VerdictMap, FrontendKey), V>,
     /// Elements of the endpoint maps.
     pub lists: HashMap<(ListMap, FrontendKey), List>,
+    /// Ranges of sources, by the destination that they may reach.
+    pub sources: HashMap<FrontendKey, Sources>,
     /// Pick chains that exist with their rules.
     pub picks: HashSet<Pick>,
     /// Affinity groups that exist.

@@ -1,8 +1,9 @@
 //! One family's table: adopts what the kernel holds, then applies changes with the fewest
 //! element writes, in the order that loses no packet.
 //!
-//! Order of a sync (spec section 3): (1) new chains and new list elements, (2) verdicts and set
-//! members, (3) list elements and chains that nothing leads to any more, in a later transaction.
+//! Order of a sync (spec section 3): (1) new chains, new list elements and source ranges, (2) verdicts
+//! and set members, (3) what nothing leads to any more, in later transactions: verdicts of second
+//! look-ups, then list elements, source ranges and chains.
 //! Steps 1 and 2 share a transaction when they fit and step 1 has no new chain: a packet that began
 //! under the old rules meets the new verdicts at its look-up, and goes through their chains as those
 //! were under the old rules. A step that is too large is cut between elements; step 2 never starts
@@ -12,6 +13,7 @@
 //! it to what is wanted. Nothing is ever flushed with traffic on it.
 
 mod adopt;
+mod sources;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -20,7 +22,7 @@ use keelson_netfilter::nft::{Batch, ElementData, Family as NftFamily, MAX_BATCH_
 
 use super::codec;
 use super::layout::{LIST_MAPS, Layout, ListMap, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, TABLE, VERDICT_MAPS, VerdictMap};
-use super::state::{Committed, ListChange, V, apply_list, diff_list, sticky_chain, sticky_endpoint};
+use super::state::{Committed, ListChange, Sources, V, apply_list, diff_list, sticky_chain, sticky_endpoint};
 use crate::model::types::{Ep, Family, Protocol};
 use crate::model::{FrontendKey, Target};
 use crate::planner::{Changes, Class, Group, Wanted};
@@ -74,6 +76,9 @@ struct VerdictChange {
 struct Later {
     verdicts: Vec<VerdictChange>,
     deletes: Vec<(ListMap, FrontendKey, ListChange)>,
+    /// Verdicts of second look-ups that nothing leads to once the first ones are written.
+    second: Vec<VerdictChange>,
+    sources: Vec<(FrontendKey, Sources)>,
     old_groups: Vec<OldGroup>,
     /// Whether step 1 makes a chain that a verdict may lead to.
     new_chains: bool,
@@ -95,7 +100,7 @@ fn elements_of(wanted: Option<&Wanted>) -> Elements<'_> {
         Some(id) => V::Sticky(id, class),
         None => V::Pick(class, count(list)),
     };
-    let (verdicts, mut lists) = match &wanted.target {
+    let (mut verdicts, mut lists) = match &wanted.target {
         Target::Reject => (vec![(VerdictMap::NoEndpoints, V::Refuse)], vec![]),
         Target::Drop => (vec![(VerdictMap::NoEndpoints, V::Drop)], vec![]),
         Target::Cluster(list) => {
@@ -119,6 +124,13 @@ fn elements_of(wanted: Option<&Wanted>) -> Elements<'_> {
     };
     if wanted.affinity.is_some() {
         lists.clear();
+    }
+    if !wanted.sources.is_empty() {
+        // Also without endpoints: who may not come is not even told that there are none.
+        for (map, _) in verdicts.iter_mut().filter(|(map, _)| *map == VerdictMap::Services) {
+            *map = VerdictMap::Guarded;
+        }
+        verdicts.push((VerdictMap::Services, V::Guarded));
     }
     // The index of an element is 16 bits wide.
     for (_, list) in &mut lists {
@@ -243,7 +255,7 @@ impl Table {
                 self.write_frontend(committed, key, None, &mut later)?;
             }
         }
-        let Later { verdicts, deletes, mut old_groups, new_chains, .. } = later;
+        let Later { verdicts, deletes, second, sources, mut old_groups, new_chains, .. } = later;
         if !verdicts.is_empty() && (new_chains || self.batch.len() > MAX_BATCH_BYTES / 2) {
             self.commit()?;
         }
@@ -251,6 +263,9 @@ impl Table {
         self.write_members(committed, changes)?;
         self.write_ranges(committed, ranges);
         self.commit()?;
+        self.write_verdicts(committed, &second)?;
+        self.commit()?;
+        self.delete_sources(&sources)?;
         for (map, key, change) in &deletes {
             for index in &change.delete {
                 self.batch.delete_element(map.name(key.is_node_port()), codec::indexed(key, *index).get(), false);
@@ -288,6 +303,7 @@ impl Table {
         later: &mut Later,
     ) -> Result<(), NftError> {
         let (want_verdicts, want_lists) = elements_of(wanted);
+        self.write_sources(committed, key, wanted, later);
         let stuck = VERDICT_MAPS.iter().any(|map| match committed.verdicts.get(&(*map, key)) {
             Some(V::Sticky(id, _)) => later.shrunk.contains(id) || !committed.groups.contains_key(id),
             _ => false,
@@ -329,7 +345,8 @@ impl Table {
             if let Some(V::Pick(class, count)) = new {
                 later.new_chains |= self.need_pick(committed, Pick { class, node_port: key.is_node_port(), count });
             }
-            later.verdicts.push(VerdictChange { map, key, old, new });
+            let changes = if new.is_none() && map.is_second() { &mut later.second } else { &mut later.verdicts };
+            changes.push(VerdictChange { map, key, old, new });
         }
         self.commit_if_large()
     }
@@ -547,6 +564,7 @@ fn unwanted(committed: &Committed, changes: &Changes) -> BTreeSet<FrontendKey> {
         .keys()
         .map(|(_, key)| *key)
         .chain(committed.lists.keys().map(|(_, key)| *key))
+        .chain(committed.sources.keys().copied())
         .filter(|key| !changes.frontends.contains_key(key))
         .collect()
 }

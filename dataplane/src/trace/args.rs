@@ -37,7 +37,9 @@ impl FromStr for End {
             return Ok(Self { addr, port: None, protocol });
         }
         let socket: SocketAddr = ends.parse().map_err(|_| {
-            format!("'{ends}' is no address: write 10.96.0.10:80 or [fd00::10]:80, with /udp behind it where it is not TCP")
+            format!(
+                "'{ends}' is no address: write 10.96.0.10:80 or [fd00::10]:80, with /udp behind it where it is not TCP"
+            )
         })?;
         Ok(Self { addr: socket.ip(), port: Some(socket.port()), protocol })
     }
@@ -132,7 +134,9 @@ mod tests {
         ] {
             assert_eq!(end(text), Ok(End { addr, port, protocol }), "{text}");
         }
-        for text in ["", "web", "10.96.0.10:", "10.96.0.10:99999", "10.96.0.10:80/", "10.96.0.10:80/icmp", "10.96.0.300:1"] {
+        for text in
+            ["", "web", "10.96.0.10:", "10.96.0.10:99999", "10.96.0.10:80/", "10.96.0.10:80/icmp", "10.96.0.300:1"]
+        {
             assert!(end(text).is_err(), "{text}");
         }
     }
@@ -150,10 +154,7 @@ mod tests {
             ask(Some("fd00::1"), "10.96.0.1:80"),
             no("--from fd00::1 and --to 10.96.0.1 are of different families")
         );
-        assert_eq!(
-            ask(Some("192.168.7.2/udp"), "10.96.0.1:80/tcp"),
-            no("--from says UDP, --to says TCP")
-        );
+        assert_eq!(ask(Some("192.168.7.2/udp"), "10.96.0.1:80/tcp"), no("--from says UDP, --to says TCP"));
         assert_eq!(
             ask(Some("10.9.9.9"), "10.96.0.1:80"),
             no("this machine has no route to 10.9.9.9: say with --in by which interface the packet comes in")

@@ -9,8 +9,8 @@ use super::frontend;
 use crate::model::FrontendKey;
 use crate::model::types::Protocol;
 use crate::nftables::layout::{
-    CHAIN_EXT_LOCAL, CHAIN_EXT_LOCAL_NODEPORT, CHAIN_REFUSE, LIST_MAPS, Pick, SET_CLUSTER_IPS, SET_HAIRPIN,
-    SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES, SET_SERVICE_CIDRS, VerdictMap,
+    CHAIN_EXT_LOCAL, CHAIN_EXT_LOCAL_NODEPORT, CHAIN_REFUSE, CHAIN_SOURCE_RANGES, LIST_MAPS, Pick, SET_CLUSTER_IPS,
+    SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES, SET_SERVICE_CIDRS, VerdictMap,
 };
 use crate::planner::Class;
 
@@ -82,6 +82,9 @@ fn line(step: &Step, packet: &Packet, names: &Names) -> Option<String> {
         What::Drop if Pick::parse(&step.chain).is_some() => {
             "dropped: its endpoint list is just being changed; the client sends it again".to_owned()
         }
+        What::Drop if step.chain == CHAIN_SOURCE_RANGES => {
+            "dropped: its source is not in the Service's loadBalancerSourceRanges".to_owned()
+        }
         What::Drop => "dropped".to_owned(),
     })
 }
@@ -99,6 +102,9 @@ fn found(set: &str, data: &OwnedData, packet: &Packet, names: &Names) -> Option<
         let of = name(node_port).map_or_else(String::new, |name| format!(" of {name}"));
         return Some(format!("its destination is {what}{of}: {}", class(&verdict())));
     }
+    if set == VerdictMap::Guarded.name(false) {
+        return Some(format!("its source is in the Service's loadBalancerSourceRanges: {}", class(&verdict())));
+    }
     if is(VerdictMap::Inside) {
         return Some(format!("it comes from inside the cluster: {}", class(&verdict())));
     }
@@ -107,7 +113,9 @@ fn found(set: &str, data: &OwnedData, packet: &Packet, names: &Names) -> Option<
     }
     if is(VerdictMap::NoEndpoints) {
         return Some(match data {
-            OwnedData::Verdict(Verdict::Drop) => "the Service has no endpoint that its traffic policy allows".to_owned(),
+            OwnedData::Verdict(Verdict::Drop) => {
+                "the Service has no endpoint that its traffic policy allows".to_owned()
+            }
             _ => "the Service has no endpoint at all".to_owned(),
         });
     }
@@ -140,6 +148,9 @@ fn class(chain: &str) -> String {
         Some(Class::Local) => "this node's endpoints, source kept",
         None if chain == CHAIN_EXT_LOCAL || chain == CHAIN_EXT_LOCAL_NODEPORT => {
             return "externalTrafficPolicy Local, so its source decides".to_owned();
+        }
+        None if chain == CHAIN_SOURCE_RANGES => {
+            return "it has loadBalancerSourceRanges, so its source is looked at".to_owned();
         }
         None if chain == CHAIN_REFUSE => return "refused".to_owned(),
         None => return format!("goes to {chain}"),

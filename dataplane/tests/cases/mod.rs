@@ -67,6 +67,7 @@ pub fn web() -> ServiceRecord {
 
 const CLUSTER: &str = "10.96.0.10:80/tcp";
 const EXTERNAL_IP: &str = "203.0.113.5:80/tcp";
+const BALANCER: &str = "203.0.113.9:80/tcp";
 const NODE_PORT: &str = "192.168.7.2:30080/tcp";
 
 fn all(from: Whence, ends: &Ends) -> Vec<Case> {
@@ -108,7 +109,33 @@ pub fn scenarios() -> Vec<Scenario> {
     }
     let mut elsewhere: Vec<Case> = local(&Ends::Dropped).into();
     elsewhere.push(case(Client, EXTERNAL_IP, Ends::At(&["c 10.244.1.2"])));
+    let balanced = |external_local| ServiceRecord {
+        load_balancer_ips: vec![ip("203.0.113.9")],
+        source_ranges: vec!["192.168.7.0/24".parse().unwrap()],
+        external_local,
+        ..web()
+    };
     vec![
+        Scenario {
+            name: "load balancer source ranges",
+            service: balanced(false),
+            endpoints: vec![c()],
+            cases: vec![
+                case(External, BALANCER, masqueraded.clone()),
+                case(Node, BALANCER, masqueraded.clone()),
+                case(Client, BALANCER, Ends::Dropped),
+                // They are for the load balancer's addresses alone.
+                case(Client, EXTERNAL_IP, masqueraded.clone()),
+                case(Client, NODE_PORT, masqueraded.clone()),
+                case(Client, CLUSTER, Ends::At(&["c 10.244.1.2"])),
+            ],
+        },
+        Scenario {
+            name: "load balancer source ranges, and external traffic stays on the node",
+            service: balanced(true),
+            endpoints: vec![b(), c()],
+            cases: vec![case(External, BALANCER, Ends::At(&["b 192.168.7.1"])), case(Client, BALANCER, Ends::Dropped)],
+        },
         Scenario { name: "an endpoint elsewhere", service: web(), endpoints: vec![c()], cases: remote },
         Scenario {
             name: "a pod that reaches itself",
@@ -142,10 +169,7 @@ pub fn scenarios() -> Vec<Scenario> {
             name: "clients stick",
             service: ServiceRecord { affinity_seconds: Some(60), ..web() },
             endpoints: vec![c()],
-            cases: vec![
-                case(Client, CLUSTER, Ends::At(&["c 10.244.1.2"])),
-                case(External, NODE_PORT, masqueraded),
-            ],
+            cases: vec![case(Client, CLUSTER, Ends::At(&["c 10.244.1.2"])), case(External, NODE_PORT, masqueraded)],
         },
     ]
 }

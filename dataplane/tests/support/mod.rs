@@ -126,21 +126,25 @@ impl Netns {
         }
     }
 
-    /// An engine whose sockets live inside.
+    /// An engine for both families whose sockets live inside.
     pub fn engine(&self, settings: Settings) -> Engine {
         self.run(move || {
-            let nft: Box<dyn Nft> = Box::new(KernelNft::open().expect("nft"));
+            let open = || -> Box<dyn Nft> { Box::new(KernelNft::open().expect("nft")) };
             let conntrack = KernelConntrack::open().expect("conntrack");
-            Engine::new("node1", settings, vec![(NftFamily::Ipv4, nft)], Some(Box::new(conntrack)))
+            let tables = vec![(NftFamily::Ipv4, open()), (NftFamily::Ipv6, open())];
+            Engine::new("node1", settings, tables, Some(Box::new(conntrack)))
         })
     }
 }
 
 pub fn settings() -> Settings {
     Settings {
-        detect_local: DetectLocal::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]),
+        detect_local: DetectLocal::ClusterCidr(vec![
+            "10.244.0.0/16".parse().unwrap(),
+            "fd00:244::/32".parse().unwrap(),
+        ]),
         node_port_addresses: NodePortAddresses::Primary,
-        service_cidrs: vec!["10.96.0.0/16".parse().unwrap()],
+        service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd00:96::/112".parse().unwrap()],
         masquerade_all: false,
         masquerade_mark: 0x4000,
     }

@@ -71,6 +71,9 @@ pub enum ElementData<'a> {
     None,
     /// None, and the key is the end of an interval (exclusive).
     IntervalEnd,
+    /// None, and the key is the first of a range up to this key (inclusive): for concatenations with
+    /// intervals.
+    RangeTo(&'a [u8]),
     /// Bytes, for a map.
     Value(&'a [u8]),
     /// `goto chain`, for a verdict map.
@@ -261,6 +264,10 @@ impl Batch {
         if decl.interval {
             flags |= NFT_SET_INTERVAL;
         }
+        let concatenation = decl.interval && decl.key.len() > 1;
+        if concatenation {
+            flags |= NFT_SET_CONCAT;
+        }
         if decl.maps != Maps::Nothing {
             flags |= NFT_SET_MAP;
         }
@@ -279,6 +286,18 @@ impl Batch {
         }
         self.writer.attr_u32(NFTA_SET_ID, self.next_set_id);
         self.next_set_id += 1;
+        if concatenation {
+            // The kernel matches field by field, and asks how long each is.
+            let desc = self.writer.nest(NFTA_SET_DESC);
+            let fields = self.writer.nest(NFTA_SET_DESC_CONCAT);
+            for field in &decl.key {
+                let element = self.writer.nest(NFTA_LIST_ELEM);
+                self.writer.attr_u32(NFTA_SET_FIELD_LEN, field.exact_len() as u32);
+                self.writer.end_nest(element);
+            }
+            self.writer.end_nest(fields);
+            self.writer.end_nest(desc);
+        }
         if let Some(dynamic) = decl.dynamic {
             self.writer.attr_u64(NFTA_SET_TIMEOUT, dynamic.timeout_ms);
             let desc = self.writer.nest(NFTA_SET_DESC);
@@ -347,6 +366,11 @@ impl Batch {
         self.element(NFT_MSG_DELSETELEM, 0, set, key, data);
     }
 
+    /// Deletes a range of a concatenation with intervals, which must exist as it is.
+    pub fn delete_range(&mut self, set: &str, key: &[u8], end: &[u8]) {
+        self.element(NFT_MSG_DELSETELEM, 0, set, key, ElementData::RangeTo(end));
+    }
+
     fn element(&mut self, kind: u16, flags: u16, set: &str, key: &[u8], data: ElementData<'_>) {
         self.open_elements(kind, flags, set);
         self.elements += 1;
@@ -356,6 +380,7 @@ impl Batch {
         match data {
             ElementData::None => {}
             ElementData::IntervalEnd => w.attr_u32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END),
+            ElementData::RangeTo(end) => data_value(w, NFTA_SET_ELEM_KEY_END, end),
             ElementData::Value(value) => data_value(w, NFTA_SET_ELEM_DATA, value),
             ElementData::Goto(chain) => data_verdict(w, NFTA_SET_ELEM_DATA, NFT_GOTO, Some(chain)),
             ElementData::Drop => data_verdict(w, NFTA_SET_ELEM_DATA, NF_DROP, None),
@@ -424,6 +449,8 @@ pub enum OwnedData {
     None,
     /// The end of an interval.
     IntervalEnd,
+    /// A range up to this key (inclusive).
+    RangeTo(Vec<u8>),
     /// A map's value.
     Value(Vec<u8>),
     /// A verdict map's value.
@@ -466,6 +493,12 @@ impl<'a> ElementRef<'a> {
         self.attrs.u32(NFTA_SET_ELEM_FLAGS).unwrap_or(0) & NFT_SET_ELEM_INTERVAL_END != 0
     }
 
+    /// The last key of a range, for concatenations with intervals.
+    #[must_use]
+    pub fn range_to(&self) -> Option<&'a [u8]> {
+        self.attrs.nested(NFTA_SET_ELEM_KEY_END).get(NFTA_DATA_VALUE)
+    }
+
     /// The value, owned.
     #[must_use]
     pub fn data(&self) -> OwnedData {
@@ -475,6 +508,8 @@ impl<'a> ElementRef<'a> {
             OwnedData::Verdict(verdict)
         } else if let Some(value) = self.value() {
             OwnedData::Value(value.to_vec())
+        } else if let Some(end) = self.range_to() {
+            OwnedData::RangeTo(end.to_vec())
         } else if self.interval_end() {
             OwnedData::IntervalEnd
         } else {

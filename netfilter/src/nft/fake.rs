@@ -2,7 +2,8 @@
 //! run on.
 //!
 //! It keeps the kernel's promises that a backend relies on: a transaction applies whole or not at
-//! all; an element added twice with other data is `EEXIST`, deleted when absent `ENOENT`; a
+//! all; an element added twice with other data is `EEXIST`, deleted when absent `ENOENT`; a range
+//! that overlaps another is `ENOTEMPTY`; a
 //! verdict or rule that names a missing chain or set is `ENOENT`; a chain or set still referenced
 //! cannot be deleted (`EBUSY`). Rules are kept as the bytes of their expression lists.
 
@@ -132,6 +133,11 @@ fn references(rule: &[u8], name: &str) -> bool {
     })
 }
 
+/// Ranges of one concatenation, whose fields but the last are equal in both borders.
+fn overlaps(new: (&[u8], &[u8]), held: (&[u8], &OwnedData)) -> bool {
+    matches!(held.1, OwnedData::RangeTo(to) if new.0 <= to.as_slice() && held.0 <= new.1)
+}
+
 impl TableState {
     fn delete_chain(&mut self, name: &str) -> Result<(), i32> {
         let goes_there =
@@ -205,6 +211,12 @@ impl TableState {
             }
             let key = (element.key.to_vec(), element.interval_end());
             if add {
+                // Of two ranges that overlap the kernel takes neither for the other, whatever they end at.
+                if let OwnedData::RangeTo(end) = &data
+                    && set.iter().any(|(held, to)| *held != key && overlaps((&key.0, end), (&held.0, to)))
+                {
+                    return Err(libc::ENOTEMPTY);
+                }
                 if set.get(&key).is_some_and(|old| *old != data) {
                     return Err(libc::EEXIST);
                 }
@@ -254,10 +266,7 @@ impl Nft for FakeNft {
     }
 
     fn names(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError> {
-        Ok(self.table(family, table).map(|t| TableNames {
-            chains: t.chains.iter().map(|(name, rules)| (name.clone(), rules.len())).collect(),
-            sets: t.sets.keys().cloned().collect(),
-        }))
+        Ok(self.table(family, table).map(|t| TableNames { chains: t.chains, sets: t.sets.keys().cloned().collect() }))
     }
 
     fn elements(
@@ -277,6 +286,7 @@ impl Nft for FakeNft {
             match data {
                 OwnedData::None => {}
                 OwnedData::IntervalEnd => w.attr_u32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END),
+                OwnedData::RangeTo(end) => super::expr::data_value(&mut w, NFTA_SET_ELEM_KEY_END, end),
                 OwnedData::Value(value) => super::expr::data_value(&mut w, NFTA_SET_ELEM_DATA, value),
                 OwnedData::Verdict(verdict) => {
                     let (code, chain) = verdict.code();

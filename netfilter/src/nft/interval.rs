@@ -1,6 +1,6 @@
 //! Address ranges as the borders that an interval set is made of.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
@@ -11,16 +11,7 @@ use super::Family;
 #[must_use]
 pub fn borders(nets: &[IpNet], family: Family) -> Vec<(Vec<u8>, bool)> {
     let v4 = family == Family::Ipv4;
-    let of_family = nets.iter().filter(|net| net.addr().is_ipv4() == v4);
-    let mut ranges: Vec<(u128, u128)> = of_family.map(|net| (number(net.network()), number(net.broadcast()))).collect();
-    ranges.sort_unstable();
-    let mut merged: Vec<(u128, u128)> = Vec::new();
-    for (start, end) in ranges {
-        match merged.last_mut() {
-            Some(last) if start <= last.1.saturating_add(1) => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
+    let merged = merged(nets, v4);
     let top = if v4 { u128::from(u32::MAX) } else { u128::MAX };
     let mut out = Vec::new();
     // nft closes the space below the first range, and expects it when it lists.
@@ -34,6 +25,30 @@ pub fn borders(nets: &[IpNet], family: Family) -> Vec<(Vec<u8>, bool)> {
         }
     }
     out
+}
+
+/// A set of ranges of one family as (first, last) addresses: sorted, and as few as can be. Overlapping and
+/// adjacent ranges are merged, ranges of the other family left out.
+#[must_use]
+pub fn ranges(nets: &[IpNet], family: Family) -> Vec<(IpAddr, IpAddr)> {
+    let addr = |number: u128| -> IpAddr {
+        if family == Family::Ipv4 { Ipv4Addr::from(number as u32).into() } else { Ipv6Addr::from(number).into() }
+    };
+    merged(nets, family == Family::Ipv4).into_iter().map(|(first, last)| (addr(first), addr(last))).collect()
+}
+
+fn merged(nets: &[IpNet], v4: bool) -> Vec<(u128, u128)> {
+    let of_family = nets.iter().filter(|net| net.addr().is_ipv4() == v4);
+    let mut ranges: Vec<(u128, u128)> = of_family.map(|net| (number(net.network()), number(net.broadcast()))).collect();
+    ranges.sort_unstable();
+    let mut merged: Vec<(u128, u128)> = Vec::new();
+    for (start, end) in ranges {
+        match merged.last_mut() {
+            Some(last) if start <= last.1.saturating_add(1) => last.1 = last.1.max(end),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged
 }
 
 fn number(addr: IpAddr) -> u128 {
@@ -70,5 +85,8 @@ mod tests {
         assert_eq!((v6[1].0[0], v6[1].1), (0xfd, false));
         assert_eq!(borders(&nets(&["0.0.0.0/0"]), Family::Ipv4), [(vec![0; 4], false)]);
         assert!(borders(&[], Family::Ipv4).is_empty());
+        let pair = |a: &str, b: &str| (a.parse().unwrap(), b.parse().unwrap());
+        assert_eq!(ranges(&some, Family::Ipv4), [pair("10.0.0.0", "10.0.1.255"), pair("255.0.0.0", "255.255.255.255")]);
+        assert_eq!(ranges(&nets(&["::/0"]), Family::Ipv6), [pair("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")]);
     }
 }

@@ -175,12 +175,7 @@ impl KernelNft {
     }
 
     /// Calls back for each object of a table: chains, then rules, then sets. `false`: interrupted, what was seen is void.
-    fn objects(
-        &mut self,
-        family: Family,
-        table: &str,
-        each: &mut dyn FnMut(u16, Attrs<'_>),
-    ) -> Result<bool, NftError> {
+    fn objects(&mut self, family: Family, table: &str, each: &mut dyn FnMut(u16, Attrs<'_>)) -> Result<bool, NftError> {
         for kind in [NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFT_MSG_GETSET] {
             let (request, seq) = self.request(kind, NLM_F_DUMP, family, |w| {
                 // Only rules can be filtered by table in a dump; for the others the kernel ignores it.
@@ -203,12 +198,12 @@ impl KernelNft {
         let whole = self.objects(family, table, &mut |kind, attrs| match kind {
             NFT_MSG_GETCHAIN => {
                 if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
-                    names.chains.insert(name.to_owned(), 0);
+                    names.chains.insert(name.to_owned(), Vec::new());
                 }
             }
             NFT_MSG_GETRULE => {
                 if let Some(rules) = attrs.str(NFTA_RULE_CHAIN).and_then(|c| names.chains.get_mut(c)) {
-                    *rules += 1;
+                    rules.push(attrs.get(NFTA_RULE_EXPRESSIONS).unwrap_or(&[]).to_vec());
                 }
             }
             _ => {

@@ -18,7 +18,7 @@ pub mod walk;
 pub use batch::{BaseChain, Batch, ElementData, ElementRef, Family, Hook, MAX_BATCH_BYTES, OwnedData};
 pub use expr::{Base, Cmp, Ct, Expr, Meta, Reg, Reject, Verdict};
 pub use fake::FakeNft;
-pub use interval::borders;
+pub use interval::{borders, ranges};
 pub use kernel::KernelNft;
 pub use monitor::{Change, Monitor};
 pub use read::read_rule;
@@ -91,11 +91,11 @@ impl NftError {
     }
 }
 
-/// Names of what a table holds: chains with their number of rules, and sets.
+/// What a table holds but for its elements: chains with their rules, and the names of sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableNames {
-    /// Chains by name, with the number of rules.
-    pub chains: BTreeMap<String, usize>,
+    /// Chains by name, with their rules' expression lists.
+    pub chains: BTreeMap<String, Vec<Vec<u8>>>,
     /// Named sets and maps; anonymous ones are left out.
     pub sets: Vec<String>,
 }

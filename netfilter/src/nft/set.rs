@@ -43,7 +43,8 @@ impl Field {
         if self == Self::Ipv6 { 16 } else { 4 }
     }
 
-    fn exact_len(self) -> usize {
+    /// Bytes of the value itself.
+    pub(crate) fn exact_len(self) -> usize {
         match self {
             Self::Proto => 1,
             Self::Port => 2,
@@ -131,7 +132,8 @@ pub struct SetDecl {
     pub key: Vec<Field>,
     /// Values.
     pub maps: Maps,
-    /// Whether elements are interval borders.
+    /// Whether elements are intervals: borders where the key is one field, and ranges (a key and its
+    /// end) where it is a concatenation.
     pub interval: bool,
     /// For sets that the packet path fills: time to live and largest number of elements.
     pub dynamic: Option<Dynamic>,

@@ -15,7 +15,7 @@ pub type Elements = BTreeMap<(Vec<u8>, bool), OwnedData>;
 pub struct SetShape {
     /// Bytes of a key.
     pub key_len: usize,
-    /// Whether elements are borders of intervals.
+    /// Whether elements are intervals: borders, or ranges of a concatenation.
     pub interval: bool,
     /// Largest number of elements, for a set that the packet path fills.
     pub size: Option<u32>,
@@ -78,8 +78,12 @@ impl TableState {
         if let Some(data) = elements.get(&start) {
             return Some(data);
         }
-        let (border, data) = elements.range(..=(key.to_vec(), true)).next_back()?;
-        (!border.1).then_some(data)
+        let ((_, end), data) = elements.range(..=(key.to_vec(), true)).next_back()?;
+        match data {
+            // All fields but the last are equal in both borders, so bytes compare as the field does.
+            OwnedData::RangeTo(last) => (key <= last.as_slice()).then_some(data),
+            _ => (!end).then_some(data),
+        }
     }
 }
 

@@ -125,7 +125,9 @@ pub struct Walked {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WalkError {
     /// A rule has an instruction that this program never writes.
-    #[error("rule {rule} of chain {chain} has the instruction '{expr}', which is none of ours: the table was changed by somebody else")]
+    #[error(
+        "rule {rule} of chain {chain} has the instruction '{expr}', which is none of ours: the table was changed by somebody else"
+    )]
     Foreign {
         /// The chain.
         chain: String,

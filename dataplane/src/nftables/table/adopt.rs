@@ -2,15 +2,21 @@
 //! only read. What cannot be read as ours (a verdict to a chain that this program never makes)
 //! becomes something that differs from everything wanted, and so is replaced.
 
-use keelson_netfilter::nft::{ElementRef, NftError, TableNames};
+use keelson_netfilter::nft::{ElementRef, Expr, NftError, TableNames, read_rule};
 
 use super::{LIST_ATTEMPTS, Table};
 use crate::nftables::codec;
 use crate::nftables::layout::{
     LAYOUT_PREFIX, LIST_MAPS, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES,
-    SET_SERVICE_CIDRS, TABLE, VERDICT_MAPS,
+    SET_SERVICE_CIDRS, SET_SOURCE_RANGES, TABLE, VerdictMap,
 };
 use crate::nftables::state::{Committed, V};
+
+/// Whether a chain holds these rules. Their number is not enough: `nft replace rule` keeps it.
+fn same(held: &[Vec<u8>], wanted: &[Vec<Expr>]) -> bool {
+    held.len() == wanted.len()
+        && held.iter().zip(wanted).all(|(held, wanted)| read_rule(held).is_ok_and(|exprs| exprs == *wanted))
+}
 
 impl Table {
     /// Makes sure of the constant part, then reads all elements.
@@ -34,7 +40,7 @@ impl Table {
         let names = names.unwrap_or_default();
         let same_layout = names.chains.contains_key(&fingerprint);
         let whole = same_layout
-            && expected.iter().all(|(chain, rules)| names.chains.get(*chain) == Some(rules))
+            && expected.iter().all(|(chain, rules)| names.chains.get(*chain).is_some_and(|held| same(held, rules)))
             && self.layout.sets().iter().all(|set| names.sets.contains(&set.name));
         if !whole {
             self.layout.write(&mut self.batch);
@@ -45,7 +51,7 @@ impl Table {
         }
         for (name, rules) in &names.chains {
             if let Some(pick) = Pick::parse(name) {
-                if !(same_layout && self.layout.pick_rules(&pick).len() == *rules) {
+                if !(same_layout && same(rules, &self.layout.pick_rules(&pick))) {
                     self.need_pick(committed, pick);
                 }
                 committed.picks.insert(pick);
@@ -62,7 +68,7 @@ impl Table {
         committed.lists.clear();
         let family = self.family;
         for node_port in [false, true] {
-            for map in VERDICT_MAPS {
+            for map in VerdictMap::all(node_port) {
                 self.each(map.name(node_port), &mut |e| {
                     let Some((key, _)) = codec::read_key(family, node_port, e.key) else { return };
                     let v = match e.verdict() {
@@ -92,6 +98,18 @@ impl Table {
         for list in committed.lists.values_mut() {
             list.shrink_to_fit();
         }
+        committed.sources.clear();
+        let sources = &mut committed.sources;
+        self.each(SET_SOURCE_RANGES, &mut |e| {
+            let read = |bytes| {
+                let (key, rest) = codec::read_key(family, false, bytes)?;
+                Some((key, codec::read_address(family, rest)?))
+            };
+            let (Some((key, first)), Some((_, last))) = (read(e.key), read(e.range_to().unwrap_or(e.key))) else {
+                return;
+            };
+            sources.entry(key).or_default().insert((first, last));
+        })?;
         committed.cluster_ips.clear();
         let ips = &mut committed.cluster_ips;
         self.each(SET_CLUSTER_IPS, &mut |e| ips.extend(codec::read_address(family, e.key)))?;
