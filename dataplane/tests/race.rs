@@ -3,32 +3,23 @@
 //!
 //! Raw transactions that shrink verdict and list together let some through, and a key that is deleted and added in one transaction may be
 //! missed by kernels before about 6.17 (spec section 2): so the suite `vm` runs this program on older kernels too.
-//!
-//! Packets are counted by the kernel, before and behind the translation, and then dropped: a connection would hide a loss by sending again,
-//! and a flow that is never confirmed is new with every packet.
 
 mod support;
 
-use std::net::UdpSocket;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use keelson_dataplane::engine::Engine;
 use keelson_dataplane::model::types::{EndpointRecord, Protocol};
+use support::flows::{Counts, PORT, SETTLE, Stream, TARGET, prepare};
 use support::*;
 
 const ADDRESS: &str = "10.96.0.10";
-const PORT: u16 = 53;
-const TARGET: u16 = 5353;
 /// How long endpoints change under the stream, and how much longer where that is too slow to show anything: a translated machine on a busy
 /// host makes 3 changes a second.
 const TIME: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(60);
 /// Pause between changes: some packets find each state.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Pause until packets under way have been counted.
-const SETTLE: Duration = Duration::from_millis(200);
 /// Fewer packets or changes show nothing.
 const LEAST_PACKETS: u64 = 5_000;
 const LEAST_CHANGES: u32 = 100;
@@ -49,101 +40,8 @@ const LISTS: &[&[u8]] = &[
     &[1],
 ];
 
-/// What the kernel has counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
-    /// New flows to the Service.
-    sent: u64,
-    /// Those that came out of the translation with an endpoint's address.
-    served: u64,
-    /// Those that came out as they were.
-    untranslated: u64,
-}
-
-impl Counts {
-    fn read(node: &Netns) -> Self {
-        let listing = node.cmd("nft", &["list", "counters", "table", "ip", "race"]);
-        let value = |name: &str| {
-            let rest = listing.split_once(&format!("counter {name} {{")).unwrap_or_else(|| panic!("{listing}")).1;
-            rest.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{listing}"))
-        };
-        Self { sent: value("sent"), served: value("served"), untranslated: value("untranslated") }
-    }
-
-    fn since(self, before: Self) -> Self {
-        Self {
-            sent: self.sent - before.sent,
-            served: self.served - before.served,
-            untranslated: self.untranslated - before.untranslated,
-        }
-    }
-
-    /// Sent, and neither served nor untranslated: dropped by the chain that found no endpoint.
-    fn dropped(self) -> u64 {
-        self.sent - self.served - self.untranslated
-    }
-}
-
 fn endpoints(list: &[u8]) -> Vec<EndpointRecord> {
     list.iter().map(|last| ready(&format!("10.244.2.{last}"), false)).collect()
-}
-
-/// Sends from several sockets until it is told to stop; then every packet has been counted.
-struct Stream {
-    stop: Arc<AtomicBool>,
-    threads: Vec<std::sync::mpsc::Receiver<()>>,
-}
-
-impl Stream {
-    fn start(client: &Netns) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let threads = (0..2).map(|_| {
-            let (stop, (done, wait)) = (stop.clone(), std::sync::mpsc::channel());
-            client.spawn(move || {
-                let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
-                while !stop.load(Ordering::Relaxed) {
-                    socket.send_to(b"?", (ADDRESS, PORT)).expect("send");
-                }
-                let _ = done.send(());
-            });
-            wait
-        });
-        Self { threads: threads.collect(), stop }
-    }
-
-    fn end(self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            thread.recv().expect("a sender has panicked");
-        }
-        std::thread::sleep(SETTLE);
-    }
-}
-
-/// A node with a Service, a client, and counters around the translation.
-fn prepare() -> (Netns, Netns) {
-    let (node, client) = (Netns::new(), Netns::new());
-    node.connect("pod0", "10.244.1.1/30", &client, "eth0", "10.244.1.2/30");
-    client.ip("route add default via 10.244.1.1");
-    node.sysctl("net/ipv4/ip_forward", "1");
-    let rules = format!(
-        "table ip race {{
-            counter sent {{ }}
-            counter served {{ }}
-            counter untranslated {{ }}
-            chain before {{
-                type filter hook prerouting priority -110;
-                ct state new ip daddr {ADDRESS} udp dport {PORT} counter name sent
-            }}
-            chain behind {{
-                type filter hook prerouting priority -90;
-                ip daddr 10.244.2.0/24 udp dport {TARGET} counter name served drop
-                ip daddr {ADDRESS} counter name untranslated drop
-            }}
-        }}"
-    );
-    node.cmd_in("nft", &["-f", "-"], &rules);
-    (node, client)
 }
 
 /// The dataplane of a node, with one Service without endpoints. `affinity`: ClientIP.
@@ -170,11 +68,11 @@ fn a_chain_is_complete_before_a_verdict_leads_to_it() {
         return;
     }
     for affinity in [false, true] {
-        let (node, client) = prepare();
+        let (node, client) = prepare(ADDRESS);
         let mut engine = dataplane(&node, affinity);
         change(&mut engine, &[1]);
         let before = Counts::read(&node);
-        let stream = Stream::start(&client);
+        let stream = Stream::start(&client, &[ADDRESS], Duration::ZERO);
         let (begun, mut changes) = (Instant::now(), 0);
         // Each number of endpoints once: every change needs a chain that is not there yet.
         for count in 2..=250_u8 {
@@ -202,12 +100,12 @@ fn no_new_flow_is_lost_or_untranslated_while_endpoints_change() {
     if skip("no_new_flow_is_lost_or_untranslated_while_endpoints_change") {
         return;
     }
-    let (node, client) = prepare();
+    let (node, client) = prepare(ADDRESS);
     let mut engine = dataplane(&node, false);
     change(&mut engine, &[1]);
 
     let before = Counts::read(&node);
-    let stream = Stream::start(&client);
+    let stream = Stream::start(&client, &[ADDRESS], Duration::ZERO);
     let (begun, mut changes) = (Instant::now(), 0);
     while begun.elapsed() < TIME || (changes < LEAST_CHANGES && begun.elapsed() < LIMIT) {
         for list in LISTS {
@@ -225,7 +123,7 @@ fn no_new_flow_is_lost_or_untranslated_while_endpoints_change() {
     // The counters see what they are for: a list that loses its elements before the verdict, and a verdict that goes.
     for (map, untranslated) in [("endpoints", false), ("services", true)] {
         let before = Counts::read(&node);
-        let stream = Stream::start(&client);
+        let stream = Stream::start(&client, &[ADDRESS], Duration::ZERO);
         node.cmd("nft", &["flush", "map", "ip", "keelson-dataplane", map]);
         std::thread::sleep(SETTLE);
         stream.end();
