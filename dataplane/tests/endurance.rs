@@ -171,7 +171,8 @@ fn differences(machine: &Netns, objects: &Objects) -> Vec<String> {
     objects.feed(&mut fresh);
     fresh.sync().expect("sync in memory");
     let wanted = fake.table(NftFamily::Ipv4, TABLE).expect("table");
-    let held = machine.run(|| KernelNft::open().expect("nft").dump(NftFamily::Ipv4, TABLE).expect("dump").expect("table"));
+    let held =
+        machine.run(|| KernelNft::open().expect("nft").dump(NftFamily::Ipv4, TABLE).expect("dump").expect("table"));
     diff(NftFamily::Ipv4, &wanted, &held, &BTreeMap::new())
 }
 

@@ -1,5 +1,8 @@
 //! Services as clients see them: from the node, from pods and from outside, while endpoints come and go.
 
+#[path = "network/commands.rs"]
+mod commands;
+
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -25,6 +28,7 @@ fn main() -> ExitCode {
         ("an_unready_pod_gets_nothing", readiness),
         ("several_and_named_ports_and_udp", ports),
         ("a_changed_service_is_followed", changes),
+        ("trace_and_diff_tell_the_truth", commands::trace_and_diff),
     ];
     suite::main("network", 1, tests)
 }

@@ -36,7 +36,7 @@ pub enum TraceError {
     #[error(transparent)]
     Nft(#[from] NftError),
     /// The table is not what this program writes.
-    #[error("table {TABLE}: {0}")]
+    #[error("the way through table {TABLE} cannot be told")]
     Walk(#[from] WalkError),
     /// Addresses of this machine cannot be listed.
     #[error("listing this machine's addresses: {0}")]

@@ -98,9 +98,9 @@ fn found(set: &str, data: &OwnedData, packet: &Packet, names: &Names) -> Option<
     };
     if is(VerdictMap::Services) {
         let node_port = set == VerdictMap::Services.name(true);
-        let what = if node_port { "a node port" } else { "an address of a Service" };
-        let of = name(node_port).map_or_else(String::new, |name| format!(" of {name}"));
-        return Some(format!("its destination is {what}{of}: {}", class(&verdict())));
+        let what = if node_port { "a node port" } else { "an address" };
+        let of = name(node_port).map_or_else(|| "a Service".to_owned(), |name| format!("Service {name}"));
+        return Some(format!("its destination is {what} of {of}: {}", class(&verdict())));
     }
     if set == VerdictMap::Guarded.name(false) {
         return Some(format!("its source is in the Service's loadBalancerSourceRanges: {}", class(&verdict())));

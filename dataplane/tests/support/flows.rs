@@ -116,4 +116,3 @@ pub fn prepare(to: &str) -> (Netns, Netns) {
     node.cmd_in("nft", &["-f", "-"], &rules);
     (node, client)
 }
-
