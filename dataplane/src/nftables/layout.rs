@@ -227,7 +227,10 @@ pub fn class_of(name: &str) -> Option<Class> {
 }
 
 /// A chain: its name, where it is attached, its rules.
-pub type ChainDecl = (&'static str, Option<BaseChain>, Vec<Vec<Expr>>);
+pub type ChainDecl = (&'static str, Option<BaseChain>, Rules);
+
+/// Rules of a chain, as expressions.
+pub type Rules = Vec<Vec<Expr>>;
 
 /// Writes rules for one family.
 #[derive(Debug, Clone)]
@@ -615,7 +618,7 @@ impl Layout {
 
     /// Rules of each constant chain, and the name of the chain that carries the fingerprint.
     #[must_use]
-    pub fn expected(&self) -> (Vec<(&'static str, Vec<Vec<Expr>>)>, String) {
+    pub fn expected(&self) -> (Vec<(&'static str, Rules)>, String) {
         let mut batch = Batch::new(self.family, TABLE);
         self.write(&mut batch);
         // A pick chain is part of the layout, too.

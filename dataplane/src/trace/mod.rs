@@ -65,17 +65,15 @@ impl World for Decided<'_> {
     }
 }
 
-/// Walks once for each outcome of the random choice: the first walk, and every end with the number of
-/// indexes that lead there.
+/// The ends that random choices lead to, each with the number of indexes that lead there, in an order that is always the same.
+pub type Ends = BTreeMap<String, (Fate, u32)>;
+
+/// Walks once for each outcome of the random choice: the first walk, and every end.
 ///
 /// # Errors
 /// See [`WalkError`].
-pub fn outcomes(
-    table: &TableState,
-    packet: &Packet,
-    machine: &Machine,
-) -> Result<(Walked, BTreeMap<String, (Fate, u32)>), WalkError> {
-    let mut ends: BTreeMap<String, (Fate, u32)> = BTreeMap::new();
+pub fn outcomes(table: &TableState, packet: &Packet, machine: &Machine) -> Result<(Walked, Ends), WalkError> {
+    let mut ends = Ends::new();
     let mut first = None;
     // What a walk notes (who sticks where) must not decide the next.
     let mut scratch = table.clone();
@@ -161,11 +159,11 @@ fn compare(
     packet: &Packet,
     machine: &Machine,
     wanted: &Wanted,
-    ends: &BTreeMap<String, (Fate, u32)>,
+    ends: &Ends,
 ) -> Result<(), TraceError> {
     let Some(table) = wanted.tables.table(family, TABLE) else { return Ok(()) };
     let (_, others) = outcomes(&table, packet, machine)?;
-    let keys = |ends: &BTreeMap<String, (Fate, u32)>| ends.keys().cloned().collect::<BTreeSet<_>>();
+    let keys = |ends: &Ends| ends.keys().cloned().collect::<BTreeSet<_>>();
     if keys(ends) == keys(&others) {
         let _ = writeln!(out, "The objects of the API server want the same.");
         return Ok(());
