@@ -21,6 +21,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 const USE_LAB: &str = "KEELSON_TEST_LAB";
 /// With this set to distributions (`debian12`, `debian12,debian13`), a suite of namespaces' labs runs on virtual machines of them instead.
 pub const GUESTS: &str = "KEELSON_TEST_GUESTS";
+/// What `lab up` deploys by itself, and `lab vm up` does not.
+const SAMPLE: &str = include_str!("../../lab/sample/hello.yaml");
 /// How much longer than namespaces of this machine translated guests may take for everything.
 const GUESTS_PATIENCE: u32 = 4;
 /// With this set to a number, every wait is so many times longer than the test says: something else runs beside it.
@@ -86,7 +88,10 @@ impl Lab {
         let Ok(os) = std::env::var(GUESTS) else { return Self::make(suite, nodes, more, false, patience_here()) };
         // The control plane on a node: a machine less to translate.
         let all = [&["--compact", "--os", &os], more].concat();
-        Self::make(suite, nodes, &all, true, GUESTS_PATIENCE)
+        let lab = Self::make(suite, nodes, &all, true, GUESTS_PATIENCE)?;
+        lab.kubectl_with(&["apply", "-f", "-"], SAMPLE)?;
+        lab.kubectl(&["rollout", "status", "deployment/hello", "--timeout=300s"])?;
+        Ok(lab)
     }
 
     /// The same for a suite that is made for guests, and knows how long they take.
