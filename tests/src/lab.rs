@@ -354,6 +354,11 @@ impl Lab {
         Ok(space)
     }
 
+    /// kubectl's time limit, as long as this lab's machines need.
+    pub fn timeout(&self, seconds: u64) -> String {
+        format!("--timeout={}s", self.patience(Duration::from_secs(seconds)).as_secs())
+    }
+
     /// Pid on the host of some process of a pod, whose network namespace is the pod's. Found by the pod's cgroup.
     pub fn pod_pid(&self, uid: &str) -> Result<i32> {
         self.not_on_guests("a pod's network namespace")?;
@@ -489,13 +494,9 @@ impl Space<'_> {
         self.lab.json(&self.arguments(arguments))
     }
 
-    fn timeout(&self, seconds: u64) -> String {
-        format!("--timeout={}s", self.lab.patience(Duration::from_secs(seconds)).as_secs())
-    }
-
     /// Waits for a deployment.
     pub fn rolled_out(&self, deployment: &str) -> Result<()> {
-        self.kubectl(&["rollout", "status", &format!("deployment/{deployment}"), &self.timeout(90)]).map(drop)
+        self.kubectl(&["rollout", "status", &format!("deployment/{deployment}"), &self.lab.timeout(90)]).map(drop)
     }
 
     /// The pods with these labels.
@@ -506,7 +507,7 @@ impl Space<'_> {
 
     /// Waits until a pod is ready and gives it.
     pub fn ready_pod(&self, name: &str) -> Result<Value> {
-        self.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), &self.timeout(60)])?;
+        self.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), &self.lab.timeout(60)])?;
         self.json(&["get", "pod", name])
     }
 

@@ -82,7 +82,10 @@ fn rollout(lab: &Lab) -> Result<()> {
     let image =
         || space.kubectl(&["get", "deployment", "web", "-o", "jsonpath={.spec.template.spec.containers[0].image}"]);
     contains(&space.kubectl(&["set", "image", "deployment/web", "nginx=nginx:1.25"])?, &["image updated"])?;
-    contains(&space.kubectl(&["rollout", "status", "deployment/web", "--timeout=90s"])?, &["successfully rolled out"])?;
+    contains(
+        &space.kubectl(&["rollout", "status", "deployment/web", &lab.timeout(90)])?,
+        &["successfully rolled out"],
+    )?;
     ensure!(image()? == "nginx:1.25");
     contains(&space.kubectl(&["rollout", "history", "deployment/web"])?, &["REVISION", "1", "2"])?;
     contains(&space.kubectl(&["rollout", "undo", "deployment/web"])?, &["rolled back"])?;
@@ -322,7 +325,7 @@ fn namespace_deletion(lab: &Lab) -> Result<()> {
     let space = lab.space("doomed")?;
     space.apply(&manifests::servers("web", 2, &[]))?;
     space.rolled_out("web")?;
-    lab.kubectl(&["delete", "namespace", "doomed", "--timeout=90s"])?;
+    lab.kubectl(&["delete", "namespace", "doomed", &lab.timeout(90)])?;
     let gone = lab.kubectl_fails(&["get", "namespace", "doomed"], None)?;
     contains(&gone, &["NotFound"])?;
     let pods = lab.kubectl(&["get", "pods", "-A"])?;

@@ -20,8 +20,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use keelson_netfilter::nft::{
-    Base, BaseChain, Batch, Cmp, ElementData, Expr, Family, Field, Hook, Maps, Meta, Nft, NftError, Reg, SetDecl,
-    Verdict,
+    Base, BaseChain, Batch, Cmp, ElementData, ElementRef, Expr, Family, Field, Hook, Maps, Meta, Nft, NftError, Reg,
+    SetDecl, Verdict,
 };
 
 use super::conditions::in_network;
@@ -193,11 +193,19 @@ impl<'a, N: Nft> Table<'a, N> {
         let mut found = BTreeMap::new();
         let family = self.family();
         for map in [PORTS, HOST_IP_PORTS] {
-            self.nft.elements(family, TABLE, map, &mut |element| {
+            let mut take = |element: ElementRef<'_>| {
                 if let Some((_, Some(chain))) = element.verdict() {
                     found.insert((map, element.key.to_vec()), chain.to_owned());
                 }
-            })?;
+            };
+            // What was seen of a part is true: the next listing adds to it.
+            loop {
+                match self.nft.elements(family, TABLE, map, &mut take) {
+                    Err(NftError::Partial { .. }) => {}
+                    Err(error) => return Err(error),
+                    Ok(_) => break,
+                }
+            }
         }
         Ok(found)
     }

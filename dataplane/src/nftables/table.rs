@@ -214,7 +214,7 @@ impl Table {
             return Ok(None);
         }
         let mut committed = Committed::default();
-        self.list_elements(&mut committed)?;
+        self.list_whole(&mut committed)?;
         Ok(Some(committed))
     }
 

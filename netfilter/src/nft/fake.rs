@@ -12,7 +12,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::table_state::{Elements, SetShape, TableState, read_hook};
-use super::{Batch, ElementRef, Expr, Family, Nft, NftError, OwnedData, TableNames, Verdict};
+use super::{Batch, ElementRef, Expr, Family, Listed, Nft, NftError, OwnedData, TableNames, Verdict};
 use crate::uapi::*;
 use crate::wire::{Attrs, Message, Messages, Writer};
 
@@ -28,6 +28,8 @@ struct State {
     /// Errors to answer the next commits with.
     failures: Vec<i32>,
     committed_elements: Vec<usize>,
+    /// Listings that leave elements out, and whether they say so.
+    partial: (u32, bool),
 }
 
 /// The fake; clones share one state, so that a test can look in while a backend writes.
@@ -60,6 +62,12 @@ impl FakeNft {
     /// Lets the next commit fail with an error number.
     pub fn fail_next(&self, errno: i32) {
         self.state().failures.push(errno);
+    }
+
+    /// Lets the next listings of sets with several elements leave some out, as the kernel's do while it enlarges a hash. `told`: as on kernels that
+    /// count.
+    pub fn list_partially(&self, times: u32, told: bool) {
+        self.state().partial = (times, told);
     }
 
     /// Number of element changes in each transaction committed so far, and forgets them.
@@ -275,12 +283,18 @@ impl Nft for FakeNft {
         table: &str,
         set: &str,
         each: &mut dyn FnMut(ElementRef<'_>),
-    ) -> Result<(), NftError> {
+    ) -> Result<Listed, NftError> {
         let Some(elements) = self.table(family, table).and_then(|mut t| t.sets.remove(set)) else {
-            return Ok(());
+            return Ok(Listed::Whole);
+        };
+        let partial = {
+            let (times, told) = &mut self.state().partial;
+            let now = *times > 0 && elements.len() > 2;
+            *times -= u32::from(now);
+            now.then_some(*told)
         };
         let mut w = Writer::new();
-        for ((key, _), data) in &elements {
+        for ((key, _), data) in elements.iter().skip(if partial.is_some() { 2 } else { 0 }) {
             w.clear();
             super::expr::data_value(&mut w, NFTA_SET_ELEM_KEY, key);
             match data {
@@ -297,7 +311,14 @@ impl Nft for FakeNft {
                 each(element);
             }
         }
-        Ok(())
+        match partial {
+            Some(true) => {
+                let (listed, expected) = (elements.len() - 2, elements.len());
+                Err(NftError::Partial { set: set.to_owned(), listed, expected })
+            }
+            Some(false) => Ok(Listed::Unknown),
+            None => Ok(Listed::Whole),
+        }
     }
 
     fn dump(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {

@@ -5,6 +5,7 @@
 //! An interrupted dump (`NLM_F_DUMP_INTR`, `EINTR`) is repeated; `ENOBUFS` becomes
 //! [`NftError::Overrun`].
 
+use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::table_state::{Elements, SetShape, TableState, read_hook};
-use super::{Batch, ElementRef, Family, Nft, NftError, TableNames};
+use super::{Batch, ElementRef, Family, Listed, Nft, NftError, TableNames};
 use crate::uapi::*;
 use crate::wire::{Attrs, Message, Messages, Writer, text};
 
@@ -25,6 +26,11 @@ const RECV_TIMEOUT: Duration = Duration::from_secs(20);
 /// A dump that is interrupted this often gives way.
 const DUMP_ATTEMPTS: u32 = 10;
 
+/// A listing with another number of elements than the kernel counts is made again after this pause…
+const RECOUNT_PAUSE: Duration = Duration::from_millis(50);
+/// …and so often at most, for all sets of a table together: then something else is wrong with it.
+const RECOUNTS: u32 = 60;
+
 /// nf_tables of the network namespace in which this was opened.
 pub struct KernelNft {
     socket: Socket,
@@ -32,6 +38,8 @@ pub struct KernelNft {
     seq: u32,
     send_buffer: usize,
     recv: Vec<u8>,
+    /// Listings that were found to be partial, one after the other.
+    partial: u32,
 }
 
 impl KernelNft {
@@ -54,7 +62,7 @@ impl KernelNft {
             Ok((socket, port))
         };
         let (socket, port) = open().map_err(|source| NftError::Open { source })?;
-        Ok(Self { socket, port, seq: 0, send_buffer: 0, recv: Vec::with_capacity(RECV_BYTES) })
+        Ok(Self { socket, port, seq: 0, send_buffer: 0, recv: Vec::with_capacity(RECV_BYTES), partial: 0 })
     }
 
     /// This socket's netlink port, by which announcements name the sender of a transaction.
@@ -217,6 +225,23 @@ impl KernelNft {
         Ok(whole.then_some(names))
     }
 
+    /// How many elements a set has, where the kernel tells, and they are one for each key.
+    fn count(&mut self, family: Family, table: &str, set: &str) -> Result<Option<usize>, NftError> {
+        let (request, seq) = self.request(NFT_MSG_GETSET, NLM_F_ACK, family, |w| {
+            w.attr_str(NFTA_TABLE_NAME, table);
+            w.attr_str(NFTA_SET_NAME, set);
+        });
+        let mut count = None;
+        self.dump_once(&request, seq, &mut |m| {
+            let attrs = m.attrs();
+            // Borders of intervals are counted in pairs; what the packet path fills changes meanwhile.
+            if attrs.u32(NFTA_SET_FLAGS).unwrap_or(0) & (NFT_SET_INTERVAL | NFT_SET_TIMEOUT) == 0 {
+                count = attrs.u32(NFTA_SET_COUNT).map(|n| n as usize);
+            }
+        })?;
+        Ok(count)
+    }
+
     fn dump_table(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {
         let mut state = TableState::default();
         let whole = self.objects(family, table, &mut |kind, attrs| match kind {
@@ -249,6 +274,11 @@ impl KernelNft {
         }
         Ok(Some(state))
     }
+}
+
+/// FNV-1a: two of 250,000 keys have the same number with a probability of one in 600 million.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 fn is_anonymous(set: Attrs<'_>) -> bool {
@@ -313,7 +343,10 @@ impl Nft for KernelNft {
         table: &str,
         set: &str,
         each: &mut dyn FnMut(ElementRef<'_>),
-    ) -> Result<(), NftError> {
+    ) -> Result<Listed, NftError> {
+        let expected = self.count(family, table, set)?;
+        // Elements may come twice, and numbers of keys are all that is kept of them: 2 MB for 250,000.
+        let mut seen: HashSet<u64> = HashSet::new();
         let (request, seq) = self.request(NFT_MSG_GETSETELEM, NLM_F_DUMP, family, |w| {
             w.attr_str(NFTA_SET_ELEM_LIST_TABLE, table);
             w.attr_str(NFTA_SET_ELEM_LIST_SET, set);
@@ -321,24 +354,39 @@ impl Nft for KernelNft {
         let outcome = self.dump_once(&request, seq, &mut |m| {
             for (_, element) in m.attrs().nested(NFTA_SET_ELEM_LIST_ELEMENTS) {
                 if let Some(element) = ElementRef::parse(element) {
+                    if expected.is_some() {
+                        seen.insert(fnv(element.key));
+                    }
                     each(element);
                 }
             }
         })?;
-        match outcome {
-            Dump::Interrupted => Err(NftError::Interrupted { table: table.to_owned(), attempts: 1 }),
-            Dump::Complete | Dump::Missing => Ok(()),
+        if outcome == Dump::Interrupted {
+            return Err(NftError::Interrupted { table: table.to_owned(), attempts: 1 });
         }
+        let Some(expected) = expected else { return Ok(Listed::Unknown) };
+        if expected == seen.len() {
+            self.partial = 0;
+            return Ok(Listed::Whole);
+        }
+        self.partial += 1;
+        if self.partial > RECOUNTS {
+            return Ok(Listed::Part);
+        }
+        std::thread::sleep(RECOUNT_PAUSE);
+        Err(NftError::Partial { set: set.to_owned(), listed: seen.len(), expected })
     }
 
     fn dump(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {
-        for _ in 0..DUMP_ATTEMPTS {
+        let mut interrupted = 0;
+        while interrupted < DUMP_ATTEMPTS {
             if self.names(family, table)?.is_none() {
                 return Ok(None);
             }
             match self.dump_table(family, table) {
                 Ok(Some(state)) => return Ok(Some(state)),
-                Ok(None) | Err(NftError::Interrupted { .. }) => {}
+                Ok(None) | Err(NftError::Interrupted { .. }) => interrupted += 1,
+                Err(NftError::Partial { .. }) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -64,6 +64,16 @@ pub enum NftError {
         /// The kernel's own text, where it gave one.
         detail: Option<String>,
     },
+    /// A set was listed with another number of elements than the kernel counts (see [`Listed`]); to be listed again.
+    #[error("{listed} elements of set {set} were listed, the kernel counts {expected}")]
+    Partial {
+        /// The set.
+        set: String,
+        /// Elements listed.
+        listed: usize,
+        /// Elements counted.
+        expected: usize,
+    },
     /// A list changed under the dump too often.
     #[error("table {table} changed while it was listed, {attempts} times in a row")]
     Interrupted {
@@ -100,6 +110,20 @@ pub struct TableNames {
     pub sets: Vec<String>,
 }
 
+/// Whether a listing of a set was all of it.
+///
+/// The kernel lists a hash by counting its way through it. While its worker moves elements to a larger or smaller one (for seconds, where
+/// processors are busy) some are passed over, or come twice, and nothing says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Listed {
+    /// As many elements as the kernel counts.
+    Whole,
+    /// The kernel does not tell how many there are: it is too old, or they are intervals.
+    Unknown,
+    /// Another number than the kernel counts, time after time.
+    Part,
+}
+
 /// What the dataplane needs of nf_tables.
 pub trait Nft: Send {
     /// Applies a transaction whole or not at all, and resets the batch on success.
@@ -114,7 +138,8 @@ pub trait Nft: Send {
     /// See [`NftError`].
     fn names(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError>;
 
-    /// Calls back for each element of a set. After [`NftError::Interrupted`] what was seen is void.
+    /// Calls back for each element of a set. After an error what was seen is void;
+    /// [`NftError::Interrupted`] and [`NftError::Partial`] are to be tried again, the latter as often as they come.
     ///
     /// # Errors
     /// See [`NftError`].
@@ -124,7 +149,7 @@ pub trait Nft: Send {
         table: &str,
         set: &str,
         each: &mut dyn FnMut(ElementRef<'_>),
-    ) -> Result<(), NftError>;
+    ) -> Result<Listed, NftError>;
 
     /// All that a table holds; none if there is no such table. After [`NftError::Interrupted`] it may be tried again.
     ///

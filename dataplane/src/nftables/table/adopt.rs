@@ -2,15 +2,40 @@
 //! only read. What cannot be read as ours (a verdict to a chain that this program never makes)
 //! becomes something that differs from everything wanted, and so is replaced.
 
-use keelson_netfilter::nft::{ElementRef, Expr, NftError, TableNames, read_rule};
+use std::collections::HashSet;
+use std::time::Duration;
+
+use keelson_netfilter::nft::{ElementRef, Expr, Listed, NftError, TableNames, read_rule};
 
 use super::{LIST_ATTEMPTS, Table};
+use crate::model::FrontendKey;
 use crate::nftables::codec;
 use crate::nftables::layout::{
-    LAYOUT_PREFIX, LIST_MAPS, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES,
+    LAYOUT_PREFIX, LIST_MAPS, ListMap, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES,
     SET_SERVICE_CIDRS, SET_SOURCE_RANGES, TABLE, VerdictMap,
 };
 use crate::nftables::state::{Committed, V};
+use crate::planner::Class;
+
+/// Whether a list is shorter than the verdict that leads to it says, or nothing leads to it: a sign, where the kernel does not count, that the
+/// listing left something out. Or that somebody deleted elements: hence it is made again a few times only.
+fn has_gaps(committed: &Committed) -> bool {
+    let length = |map, key: &FrontendKey| {
+        let list = committed.lists.get(&(map, *key)).map_or(&[][..], Vec::as_slice);
+        list.iter().flatten().count()
+    };
+    let mut led_to: HashSet<&FrontendKey> = HashSet::new();
+    for ((_, key), verdict) in &committed.verdicts {
+        led_to.insert(key);
+        if let V::Pick(class, count) = verdict {
+            let list = if *class == Class::Local { ListMap::Local } else { ListMap::All };
+            if length(list, key) < usize::from(*count) {
+                return true;
+            }
+        }
+    }
+    committed.lists.keys().any(|(_, key)| !led_to.contains(key))
+}
 
 /// Whether a chain holds these rules. Their number is not enough: `nft replace rule` keeps it.
 fn same(held: &[Vec<u8>], wanted: &[Vec<Expr>]) -> bool {
@@ -18,19 +43,39 @@ fn same(held: &[Vec<u8>], wanted: &[Vec<Expr>]) -> bool {
         && held.iter().zip(wanted).all(|(held, wanted)| read_rule(held).is_ok_and(|exprs| exprs == *wanted))
 }
 
+/// So often, and after such a pause, a listing with gaps is made again. Together well below the second in which foreign changes are repaired.
+const GAP_ATTEMPTS: u32 = 5;
+const GAP_PAUSE: Duration = Duration::from_millis(60);
+
 impl Table {
     /// Makes sure of the constant part, then reads all elements.
     pub(super) fn list(&mut self) -> Result<Committed, NftError> {
         let mut committed = Committed::default();
         let names = self.nft.names(self.layout.family(), TABLE)?;
         self.ensure_constant_part(names, &mut committed)?;
-        let mut attempt = 0;
+        self.list_whole(&mut committed)?;
+        Ok(committed)
+    }
+
+    /// Reads all elements, again and again until that is all of them.
+    pub(super) fn list_whole(&mut self, committed: &mut Committed) -> Result<(), NftError> {
+        let (mut interrupted, mut gaps) = (0, 0);
         loop {
-            attempt += 1;
-            match self.list_elements(&mut committed) {
-                Err(NftError::Interrupted { .. }) if attempt < LIST_ATTEMPTS => {}
+            match self.list_elements(committed) {
+                Err(NftError::Interrupted { .. }) if interrupted < LIST_ATTEMPTS => interrupted += 1,
+                Err(NftError::Partial { .. }) => {}
                 Err(error) => return Err(error),
-                Ok(()) => return Ok(committed),
+                Ok(Listed::Unknown) if gaps < GAP_ATTEMPTS && has_gaps(committed) => {
+                    gaps += 1;
+                    std::thread::sleep(GAP_PAUSE);
+                }
+                Ok(Listed::Part) => {
+                    tracing::warn!(
+                        "the kernel lists fewer elements than it counts; what was left out is written again"
+                    );
+                    return Ok(());
+                }
+                Ok(_) => return Ok(()),
             }
         }
     }
@@ -63,13 +108,14 @@ impl Table {
         self.commit()
     }
 
-    pub(super) fn list_elements(&mut self, committed: &mut Committed) -> Result<(), NftError> {
+    fn list_elements(&mut self, committed: &mut Committed) -> Result<Listed, NftError> {
+        let mut worst = Listed::Whole;
         committed.verdicts.clear();
         committed.lists.clear();
         let family = self.family;
         for node_port in [false, true] {
             for map in VerdictMap::all(node_port) {
-                self.each(map.name(node_port), &mut |e| {
+                let listed = self.each(map.name(node_port), &mut |e| {
                     let Some((key, _)) = codec::read_key(family, node_port, e.key) else { return };
                     let v = match e.verdict() {
                         Some((_, Some(chain))) => V::of_chain(chain, node_port),
@@ -78,9 +124,10 @@ impl Table {
                     };
                     committed.verdicts.insert((map, key), v);
                 })?;
+                worst = worst.max(listed);
             }
             for map in LIST_MAPS {
-                self.each(map.name(node_port), &mut |e| {
+                let listed = self.each(map.name(node_port), &mut |e| {
                     let Some((key, rest)) = codec::read_key(family, node_port, e.key) else { return };
                     let (Some(index), Some(ep)) =
                         (codec::read_index(rest), e.value().and_then(|v| codec::read_endpoint(family, v)))
@@ -93,6 +140,7 @@ impl Table {
                     }
                     list[usize::from(index)] = Some(ep);
                 })?;
+                worst = worst.max(listed);
             }
         }
         for list in committed.lists.values_mut() {
@@ -123,10 +171,10 @@ impl Table {
                 borders.insert((e.key.to_vec(), e.interval_end()));
             })?;
         }
-        Ok(())
+        Ok(worst)
     }
 
-    fn each(&mut self, set: &str, each: &mut dyn FnMut(ElementRef<'_>)) -> Result<(), NftError> {
+    fn each(&mut self, set: &str, each: &mut dyn FnMut(ElementRef<'_>)) -> Result<Listed, NftError> {
         self.nft.elements(self.layout.family(), TABLE, set, each)
     }
 }

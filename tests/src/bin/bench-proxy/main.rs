@@ -2,9 +2,12 @@
 //!
 //! Each case is a process of its own (so that memory is its own) in a network namespace of its own
 //! (so that the machine's tables are left alone). The model is fed directly: what is measured is
-//! the dataplane and the kernel, not an API server. For comparison the same load is written by
+//! the dataplane and the kernel, not an API server; the cases `watched` run the whole program with an API source in
+//! the same process. For comparison the same load is written by
 //! `nft -f` in the shape of upstream 1.36: one chain for each service, with one dnat rule through
 //! an anonymous map.
+
+mod watched;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -45,7 +48,17 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-const CASES: &[&str] = &["1000x2", "5000x2", "10000x2", "30000x2", "5000x50", "upstream-shape", "first-packet"];
+const CASES: &[&str] = &[
+    "1000x2",
+    "5000x2",
+    "10000x2",
+    "30000x2",
+    "5000x50",
+    "watched-10000x2",
+    "watched-5000x50",
+    "upstream-shape",
+    "first-packet",
+];
 
 fn all(json: Option<&str>) -> anyhow::Result<()> {
     let mut results = Results::new();
@@ -95,8 +108,11 @@ fn run_case(case: &str) -> anyhow::Result<Results> {
         "upstream-shape" => upstream_shape(5000, 2),
         "first-packet" => first_packet(30_000),
         _ => {
-            let (services, endpoints) = case.split_once('x').context("a case is SERVICESxENDPOINTS")?;
-            sync_case(services.parse()?, endpoints.parse()?)
+            let shape = case.strip_prefix("watched-");
+            let (services, endpoints) =
+                shape.unwrap_or(case).split_once('x').context("a case is SERVICESxENDPOINTS")?;
+            let run = if shape.is_some() { watched::case } else { sync_case };
+            run(services.parse()?, endpoints.parse()?)
         }
     }
 }
@@ -222,6 +238,8 @@ fn sync_case(services: u32, endpoints: u32) -> anyhow::Result<Results> {
     }
     results.insert(format!("rss_mib_{shape}"), memory_mib("VmRSS:"));
     results.insert(format!("rss_peak_mib_{shape}"), memory_mib("VmHWM:"));
+        std::thread::sleep(std::time::Duration::from_secs(s.parse()?));
+    }
     // A restart: everything is listed and compared, nothing is written.
     engine.forget();
     let start = Instant::now();
