@@ -5,12 +5,14 @@
 //! committed -> transactions).
 
 pub mod config;
+mod conntrack_fill;
 pub mod engine;
 pub mod foreign;
 pub mod health;
 pub mod metrics;
 pub mod model;
 pub mod nftables;
+pub mod node_health;
 pub mod planner;
 pub mod run;
 pub mod status;

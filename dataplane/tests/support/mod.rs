@@ -6,6 +6,8 @@
 
 #![allow(dead_code)]
 
+pub mod lab;
+
 use std::io::Write;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};

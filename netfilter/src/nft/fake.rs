@@ -31,6 +31,8 @@ struct State {
     /// Errors to answer the next commits with.
     failures: Vec<i32>,
     committed_elements: Vec<usize>,
+    /// Listings to call interrupted, though they are whole.
+    interruptions: usize,
 }
 
 /// The fake; clones share one state, so that a test can look in while a backend writes.
@@ -63,6 +65,11 @@ impl FakeNft {
     /// Lets the next commit fail with an error number.
     pub fn fail_next(&self, errno: i32) {
         self.state().failures.push(errno);
+    }
+
+    /// Calls the next listings of sets interrupted, as the kernel does when somebody commits anything meanwhile.
+    pub fn interrupt_next(&self, listings: usize) {
+        self.state().interruptions = listings;
     }
 
     /// Number of element changes in each transaction committed so far, and forgets them.
@@ -266,6 +273,11 @@ impl Nft for FakeNft {
             if let Some(element) = ElementRef::parse(w.as_bytes()) {
                 each(element);
             }
+        }
+        let mut state = self.state();
+        if state.interruptions > 0 {
+            state.interruptions -= 1;
+            return Err(NftError::Interrupted { table: table.to_owned(), attempts: 1 });
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 //! only read. What cannot be read as ours (a verdict to a chain that this program never makes)
 //! becomes something that differs from everything wanted, and so is replaced.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use keelson_netfilter::nft::{ElementRef, NftError, TableNames};
 
 use super::{LIST_ATTEMPTS, Table};
@@ -11,6 +13,22 @@ use crate::nftables::layout::{
     SET_SERVICE_CIDRS, SET_SOURCE_RANGES, TABLE, VerdictMap,
 };
 use crate::nftables::state::{Committed, V};
+
+/// What was read of a set, whatever the order.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Digest {
+    elements: u64,
+    sum: u64,
+}
+
+impl Digest {
+    fn add(&mut self, element: &ElementRef<'_>) {
+        let mut hasher = DefaultHasher::new();
+        (element.key, element.range_to(), element.value(), element.verdict(), element.interval_end()).hash(&mut hasher);
+        self.elements += 1;
+        self.sum = self.sum.wrapping_add(hasher.finish());
+    }
+}
 
 impl Table {
     /// Makes sure of the constant part, then reads all elements.
@@ -120,7 +138,21 @@ impl Table {
         Ok(())
     }
 
+    /// Reads one set. The kernel calls a listing interrupted when anybody commits anything to any table
+    /// meanwhile; where others never stop, a set that reads the same twice in a row is taken for what it is.
     fn each(&mut self, set: &str, each: &mut dyn FnMut(ElementRef<'_>)) -> Result<(), NftError> {
-        self.nft.elements(self.layout.family(), TABLE, set, each)
+        let mut before = None;
+        loop {
+            let mut seen = Digest::default();
+            let outcome = self.nft.elements(self.layout.family(), TABLE, set, &mut |element| {
+                seen.add(&element);
+                each(element);
+            });
+            match outcome {
+                Err(NftError::Interrupted { .. }) if before.is_none() => before = Some(seen),
+                Err(NftError::Interrupted { .. }) if before == Some(seen) => return Ok(()),
+                other => return other,
+            }
+        }
     }
 }
