@@ -62,6 +62,15 @@ impl KernelNft {
         self.port
     }
 
+    /// Makes the receive buffer small, as it is on a machine whose limits are: for tests of what happens when
+    /// the kernel's answers do not fit.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn set_receive_buffer(&self, bytes: usize) -> io::Result<()> {
+        Ok(setsockopt(&self.socket, sockopt::RcvBuf, &bytes)?)
+    }
+
     fn receive(&mut self, flags: i32) -> io::Result<()> {
         loop {
             self.recv.clear();
@@ -106,17 +115,25 @@ impl KernelNft {
                 Err(source) => return Err(NftError::Send { bytes, source }),
             }
         }
-        let mut first: Option<NftError> = None;
+        let (mut first, mut overrun): (Option<NftError>, bool) = (None, false);
         loop {
             match self.receive(libc::MSG_DONTWAIT) {
                 Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return first.map_or(Ok(()), Err),
-                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => return Err(first.unwrap_or(NftError::Overrun)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let overrun = overrun.then_some(NftError::Overrun);
+                    return first.or(overrun).map_or(Ok(()), Err);
+                }
+                // What did fit is still to be read: nobody shall take it for the answer to the next request.
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                    overrun = true;
+                    continue;
+                }
                 Err(source) => return Err(NftError::Receive { source }),
             }
             for message in Messages(&self.recv) {
                 if message.kind == NLMSG_ERROR
                     && first.is_none()
+                    && batch.covers(message.seq)
                     && let Some((errno, detail)) = parse_error(message)
                 {
                     let source = io::Error::from_raw_os_error(errno);
@@ -174,6 +191,7 @@ impl KernelNft {
     }
 
     fn names_once(&mut self, family: Family, table: &str) -> Result<(Dump, TableNames), NftError> {
+        let mut interrupted = false;
         let mut names = TableNames::default();
         let ours = |m: &Message<'_>| m.attrs().str(1) == Some(table);
         for kind in [NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFT_MSG_GETSET] {
@@ -206,11 +224,9 @@ impl KernelNft {
                     }
                 }
             })?;
-            if outcome == Dump::Interrupted {
-                return Ok((outcome, names));
-            }
+            interrupted |= outcome == Dump::Interrupted;
         }
-        Ok((Dump::Complete, names))
+        Ok((if interrupted { Dump::Interrupted } else { Dump::Complete }, names))
     }
 }
 
@@ -247,21 +263,25 @@ impl Nft for KernelNft {
     }
 
     fn names(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError> {
+        // Where others never stop committing to their tables, what reads the same twice in a row is taken.
+        let mut before = None;
         for _ in 0..DUMP_ATTEMPTS {
             let (request, seq) = self.request(NFT_MSG_GETTABLE, NLM_F_DUMP, family, |_| {});
             let mut found = false;
             let outcome = self.dump_once(&request, seq, &mut |m| {
                 found |= m.family() == family as u8 && m.attrs().str(NFTA_TABLE_NAME) == Some(table);
             })?;
-            if outcome == Dump::Interrupted {
+            if !found && outcome == Dump::Interrupted {
                 continue;
             }
             if !found {
                 return Ok(None);
             }
-            if let (Dump::Complete, names) = self.names_once(family, table)? {
+            let (outcome, names) = self.names_once(family, table)?;
+            if outcome == Dump::Complete || before.as_ref() == Some(&names) {
                 return Ok(Some(names));
             }
+            before = Some(names);
         }
         Err(NftError::Interrupted { table: table.to_owned(), attempts: DUMP_ATTEMPTS })
     }
