@@ -13,7 +13,7 @@ use keelson_netfilter::conntrack::{Conntrack, ConntrackError, Entry};
 use keelson_netfilter::nft::{Family as NftFamily, Nft, NftError};
 
 use crate::model::types::{Ep, Family, Name};
-use crate::model::{FrontendKey, Model, Target};
+use crate::model::{FrontendKey, Model, NoLocal, Target};
 use crate::nftables::layout::{
     Layout, LayoutOptions, LocalSource, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES, SET_SERVICE_CIDRS,
 };
@@ -181,6 +181,18 @@ impl Engine {
     #[must_use]
     pub fn tables(&self) -> &[Table] {
         &self.tables
+    }
+
+    /// What the configuration decides.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Service ports whose policy leaves them without endpoints here.
+    #[must_use]
+    pub fn no_local(&self) -> NoLocal {
+        self.planner.no_local()
     }
 
     /// Number of frontends programmed.

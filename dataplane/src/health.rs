@@ -51,14 +51,21 @@ impl Health {
         self.state.lock().node_leaving = leaving;
     }
 
+    /// Whether what was seen is programmed, or has not waited for too long: what health check node ports call
+    /// a healthy proxy. Whether the node is about to go does not count there.
+    #[must_use]
+    pub fn in_time(&self) -> bool {
+        !self.overdue(&self.state.lock())
+    }
+
+    fn overdue(&self, state: &State) -> bool {
+        state.pending.is_some_and(|since| since.elapsed() > self.timeout)
+    }
+
     fn answer(&self, mind_node: bool) -> PageAnswer {
         let state = self.state.lock();
         // The first sync may wait for the API server: that is not a stuck loop, but no health either.
-        let overdue = match (state.pending, state.last_sync) {
-            (_, None) => mind_node || state.pending.is_some_and(|since| since.elapsed() > self.timeout),
-            (Some(since), Some(_)) => since.elapsed() > self.timeout,
-            (None, Some(_)) => false,
-        };
+        let overdue = self.overdue(&state) || (mind_node && state.last_sync.is_none());
         let eligible = !state.node_leaving;
         let status = if overdue || (mind_node && !eligible) { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
         let text = |time: Option<jiff::Timestamp>| time.map_or_else(String::new, |t| t.to_string());

@@ -5,6 +5,7 @@
 //! committed -> transactions).
 
 pub mod config;
+mod conntrack_fill;
 pub mod diff;
 pub mod engine;
 pub mod foreign;
@@ -12,6 +13,7 @@ pub mod health;
 pub mod metrics;
 pub mod model;
 pub mod nftables;
+pub mod node_health;
 pub mod planner;
 pub mod run;
 pub mod status;

@@ -17,6 +17,13 @@ pub struct Code {
     pub code: u16,
 }
 
+/// Label of the ports without local endpoints.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Policy {
+    /// `internal` or `external`.
+    pub traffic_policy: &'static str,
+}
+
 /// All metrics; cheap to clone, one content.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -50,6 +57,14 @@ pub struct Metrics {
     pub foreign_changes: Counter,
     /// Frontends programmed.
     pub frontends: Gauge,
+    /// Service ports with a Local policy whose endpoints are all elsewhere.
+    pub no_local: Family<Policy, Gauge>,
+    /// Health check node ports that cannot be opened.
+    pub health_ports_failed: Gauge,
+    /// Entries of the connection tracking table.
+    pub conntrack_entries: Gauge,
+    /// Most entries it can have.
+    pub conntrack_limit: Gauge,
 }
 
 impl Metrics {
@@ -74,6 +89,10 @@ impl Metrics {
             conntrack_deleted: Counter::default(),
             foreign_changes: Counter::default(),
             frontends: Gauge::default(),
+            no_local: Family::default(),
+            health_ports_failed: Gauge::default(),
+            conntrack_entries: Gauge::default(),
+            conntrack_limit: Gauge::default(),
         };
         let m = metrics.clone();
         endpoints.register(move |registry| {
@@ -100,6 +119,12 @@ impl Metrics {
             up.register("sync_proxy_rules_endpoint_changes", "Slice changes seen", m.endpoint_changes);
             up.register("sync_proxy_rules_service_changes", "Service changes seen", m.service_changes);
             up.register("sync_proxy_rules_nftables_sync_failures", "Syncs that failed", m.failures);
+            // A gauge in spite of its name, as upstream has it.
+            up.register(
+                "sync_proxy_rules_no_local_endpoints_total",
+                "Service ports with a Local traffic policy and no endpoints on this node",
+                m.no_local,
+            );
             up.register("proxy_healthz", "Health requests by status", m.healthz);
             let own = registry.sub_registry_with_prefix("keelson_dataplane");
             own.register("elements", "Map and set elements written", m.elements);
@@ -107,6 +132,13 @@ impl Metrics {
             own.register("conntrack_deleted", "Stale conntrack entries deleted", m.conntrack_deleted);
             own.register("foreign_changes", "Changes of our table by others", m.foreign_changes);
             own.register("frontends", "Frontends programmed", m.frontends);
+            own.register(
+                "health_check_ports_failed",
+                "Services whose health check node port cannot be opened",
+                m.health_ports_failed,
+            );
+            own.register("conntrack_entries", "Tracked connections", m.conntrack_entries);
+            own.register("conntrack_limit", "Most connections that can be tracked", m.conntrack_limit);
         });
         metrics
     }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::model::types::{Ep, Family, Name, Protocol};
-use crate::model::{Affinity, Frontend, FrontendKey, ServicePlan, Target};
+use crate::model::{Affinity, Frontend, FrontendKey, NoLocal, ServicePlan, Target};
 
 /// Which of a target's endpoint lists, and with which masquerading, a packet goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,6 +82,7 @@ struct Owned {
     groups: Vec<(Family, u64)>,
     cluster_ips: Vec<IpAddr>,
     hairpin: Vec<IpAddr>,
+    no_local: NoLocal,
 }
 
 /// See the module's text.
@@ -93,6 +94,7 @@ pub struct Planner {
     waiting: BTreeMap<FrontendKey, BTreeSet<Name>>,
     cluster_ips: HashMap<IpAddr, u32>,
     hairpin: HashMap<IpAddr, u32>,
+    no_local: NoLocal,
 }
 
 fn recount(counts: &mut HashMap<IpAddr, u32>, old: &[IpAddr], new: &[IpAddr], changes: &mut BTreeMap<IpAddr, bool>) {
@@ -127,12 +129,22 @@ impl Planner {
         self.owners.len()
     }
 
+    /// Service ports without endpoints here, over all Services.
+    #[must_use]
+    pub fn no_local(&self) -> NoLocal {
+        self.no_local
+    }
+
     /// Takes the new plan of a Service and adds what follows to `changes`. Returns Services whose
     /// waiting claims may now succeed: the caller plans them again.
     pub fn update(&mut self, name: &Name, plan: ServicePlan, changes: &mut Changes) -> Vec<Name> {
         let old = self.owned.remove(name).unwrap_or_default();
         recount(&mut self.cluster_ips, &old.cluster_ips, &plan.cluster_ips, &mut changes.cluster_ips);
         recount(&mut self.hairpin, &old.hairpin, &plan.hairpin, &mut changes.hairpin);
+        self.no_local.internal += plan.no_local.internal;
+        self.no_local.internal -= old.no_local.internal;
+        self.no_local.external += plan.no_local.external;
+        self.no_local.external -= old.no_local.external;
         let mut again = Vec::new();
         let mut groups: BTreeMap<(Family, u64), Group> = BTreeMap::new();
         let mut frontends = Vec::with_capacity(plan.frontends.len());
@@ -175,9 +187,11 @@ impl Planner {
             groups: groups.keys().copied().collect(),
             cluster_ips: plan.cluster_ips,
             hairpin: plan.hairpin,
+            no_local: plan.no_local,
         };
         changes.groups.extend(groups.into_iter().map(|(id, group)| (id, Some(group))));
-        if !(owned.frontends.is_empty() && owned.cluster_ips.is_empty() && owned.hairpin.is_empty()) {
+        let counted = owned.no_local != NoLocal::default();
+        if counted || !(owned.frontends.is_empty() && owned.cluster_ips.is_empty() && owned.hairpin.is_empty()) {
             self.owned.insert(name.clone(), owned);
         }
         again

@@ -5,6 +5,7 @@
 //! kernel, as upstream has it: connections go on, and the next start adopts them.
 
 use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -18,13 +19,15 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::conntrack_fill::ConntrackFill;
 use crate::engine::Engine;
 use crate::foreign::{self, KernelSource};
 use crate::health::Health;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Policy};
 use crate::model::decode;
 use crate::model::types::Name;
 use crate::nftables::probe::{Missing, probe};
+use crate::node_health::{self, NodeHealth};
 use crate::watch::{self, Input, Kind};
 
 /// Inputs that may wait; a full channel slows the watches down.
@@ -155,6 +158,8 @@ pub async fn run_watched(
     tracing::info!(node = node_name, "dataplane started");
     let outcome = Loop {
         engine: Some(engine),
+        node_health: NodeHealth::new(health.clone(), stop.child_token()),
+        conntrack: ConntrackFill::default(),
         health,
         metrics,
         inputs,
@@ -219,6 +224,8 @@ struct Tracking {
 
 struct Loop {
     engine: Option<Engine>,
+    node_health: NodeHealth,
+    conntrack: ConntrackFill,
     health: Health,
     metrics: Metrics,
     inputs: mpsc::Receiver<Input>,
@@ -261,7 +268,7 @@ impl Loop {
                         self.metrics.last_queued.set(unix_now());
                     }
                 }
-                _ = beat.tick() => {}
+                _ = beat.tick() => self.look_at_conntrack(),
                 () = timer => {
                     first = None;
                     due = if !self.ready() || self.sync().await? { None } else { Some(Instant::now() + RETRY) };
@@ -289,6 +296,23 @@ impl Loop {
         [Kind::Service, Kind::Slice].iter().all(|k| self.tracking.listed.contains(k))
     }
 
+    fn look_at_conntrack(&mut self) {
+        if let Some(fill) = self.conntrack.look() {
+            self.metrics.conntrack_entries.set(fill.entries as i64);
+            self.metrics.conntrack_limit.set(fill.limit as i64);
+        }
+    }
+
+    /// The health check node ports that shall be open, and on which addresses.
+    fn health_checks(&self, engine: &Engine) -> (BTreeMap<Name, (u16, usize)>, Vec<IpAddr>) {
+        let wanted = engine.model.health_checks();
+        if wanted.is_empty() && self.node_health.is_idle() {
+            return (wanted, Vec::new());
+        }
+        let addresses = node_health::addresses(&engine.settings().node_port_addresses, engine.model.node());
+        (wanted, addresses)
+    }
+
     /// One sync off the asynchronous threads; `false` when it failed and is to be tried again.
     async fn sync(&mut self) -> Result<bool, RunError> {
         let Some(mut engine) = self.engine.take() else { return Ok(true) };
@@ -299,7 +323,16 @@ impl Loop {
         })
         .await?;
         self.metrics.frontends.set(engine.frontends() as i64);
+        let no_local = engine.no_local();
+        for (traffic_policy, count) in [("internal", no_local.internal), ("external", no_local.external)] {
+            self.metrics.no_local.get_or_create(&Policy { traffic_policy }).set(i64::from(count));
+        }
+        let (wanted, addresses) = self.health_checks(&engine);
         self.engine = Some(engine);
+        if outcome.is_ok() {
+            self.node_health.sync(&wanted, &addresses).await;
+            self.metrics.health_ports_failed.set(self.node_health.failed() as i64);
+        }
         match outcome {
             Ok(report) => {
                 let seconds = report.took.as_secs_f64();

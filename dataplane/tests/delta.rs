@@ -338,6 +338,28 @@ fn a_refused_transaction_leads_to_a_listing_and_a_repair() {
     assert_eq!(canonical(&fake.table(Family::Ipv4, TABLE).unwrap()), canonical(&right));
 }
 
+#[test]
+fn a_table_is_adopted_though_others_never_stop_committing() {
+    let fake = FakeNft::default();
+    let fill = |engine: &mut Engine| {
+        for n in 0..20u8 {
+            let record = service(&format!("10.96.0.{n}"), vec![port(80, 0, Protocol::Tcp)]);
+            engine.model.set_service(&name(&format!("s{n}")), Some(record));
+            let slice = slice(&format!("s{n}"), &[(Protocol::Tcp, 8080)], endpoints(&[(1, 0, false), (2, 0, true)]));
+            engine.model.set_slice(&name(&format!("slice{n}")), Some(slice));
+        }
+    };
+    let mut first = engine(&fake);
+    fill(&mut first);
+    first.sync().unwrap();
+    let right = fake.table(Family::Ipv4, TABLE).unwrap();
+    let mut again = engine(&fake);
+    fill(&mut again);
+    fake.interrupt_next(usize::MAX);
+    assert_eq!(again.sync().unwrap().stats.elements, 0);
+    assert_eq!(canonical(&fake.table(Family::Ipv4, TABLE).unwrap()), canonical(&right));
+}
+
 fn libc_enobufs() -> i32 {
     105
 }

@@ -285,6 +285,111 @@ fn objects_are_decoded_as_the_api_means_them() {
 }
 
 #[test]
+fn source_ranges_come_from_the_field_or_else_from_the_annotation() {
+    use k8s_openapi::api::core::v1::Service;
+    use keelson_dataplane::model::decode;
+    const ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+    // (field, annotation, ranges)
+    let cases: [(&[&str], Option<&str>, &[&str]); 8] = [
+        (&["10.0.0.0/8", "fd00::/64"], None, &["10.0.0.0/8", "fd00::/64"]),
+        (&["10.0.0.0/8"], Some("192.168.0.0/16"), &["10.0.0.0/8"]),
+        (&[], Some(" 192.168.0.0/16,fd00::/64 , "), &["192.168.0.0/16", "fd00::/64"]),
+        (&[], Some(""), &[]),
+        (&[], None, &[]),
+        // What old API servers let in: spaces, zeros before a number, host bits.
+        (&[" 10.1.2.3/8 ", "010.001.000.0/16"], None, &["10.0.0.0/8", "10.1.0.0/16"]),
+        (&["10.0.0.0", "10.0.0.0/33", "x/8"], None, &[]),
+        (&["0.0.0.0/0"], None, &["0.0.0.0/0"]),
+    ];
+    for (field, annotation, expected) in cases {
+        let mut object = serde_json::json!({
+            "metadata": {"name": "web", "namespace": "default", "annotations": {}},
+            "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.10", "loadBalancerSourceRanges": field,
+                "ports": [{"port": 80}]},
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]}},
+        });
+        if let Some(text) = annotation {
+            object["metadata"]["annotations"][ANNOTATION] = serde_json::json!(text);
+        }
+        let object: Service = serde_json::from_value(object).unwrap();
+        let record = decode::service(&object, &mut decode::Interner::default()).unwrap();
+        let ranges: Vec<String> = record.source_ranges.iter().map(ToString::to_string).collect();
+        assert_eq!(ranges, expected, "{field:?} {annotation:?}");
+    }
+}
+
+#[test]
+fn source_ranges_guard_the_load_balancers_addresses_alone() {
+    let record = |ranges: &[&str]| ServiceRecord {
+        source_ranges: ranges.iter().map(|r| r.parse().unwrap()).collect(),
+        ..all_frontends()
+    };
+    let guarded = |model: &Model| -> Vec<(String, Vec<String>)> {
+        let frontends = model.plan(&name("web")).frontends.into_iter().filter(|f| !f.sources.is_empty());
+        frontends.map(|f| (f.key.addr.to_string(), f.sources.iter().map(ToString::to_string).collect())).collect()
+    };
+    let mut model = Model::new("node1");
+    model.set_node(NodeRecord { internal_ips: vec![ip("192.168.7.2")], ..NodeRecord::default() });
+    model.set_service(&name("web"), Some(record(&["10.0.0.0/8", "fd00::/64"])));
+    assert_eq!(guarded(&model), [("203.0.113.6".to_owned(), vec!["10.0.0.0/8".to_owned()])]);
+    model.set_service(&name("web"), Some(record(&["192.168.0.0/16"])));
+    let with_own = vec!["192.168.0.0/16".to_owned(), "203.0.113.6/32".to_owned()];
+    assert_eq!(guarded(&model), [("203.0.113.6".to_owned(), with_own)]);
+    for open in [&["fd00::/64"][..], &["10.0.0.0/8", "0.0.0.0/0"], &[]] {
+        model.set_service(&name("web"), Some(record(open)));
+        assert!(guarded(&model).is_empty(), "{open:?}");
+    }
+    // The node's address moves: only Services with ranges are looked at again.
+    model.set_service(&name("other"), Some(all_frontends()));
+    model.set_service(&name("web"), Some(record(&["192.168.0.0/16"])));
+    let _ = model.take_dirty();
+    model.set_node(NodeRecord { internal_ips: vec![ip("172.16.0.1")], ..NodeRecord::default() });
+    assert_eq!(model.take_dirty(), [name("web")].into());
+}
+
+#[test]
+fn health_checks_count_ready_endpoints_here_and_a_dual_stack_pod_once() {
+    use keelson_dataplane::model::types::Family;
+    let mut model = Model::new("node1");
+    let record = ServiceRecord { external_local: true, health_check_node_port: 31_000, ..all_frontends() };
+    model.set_service(&name("web"), Some(record.clone()));
+    assert_eq!(model.health_checks(), [(name("web"), (31_000, 0))].into());
+    let ports = [(Protocol::Tcp, 8080), (Protocol::Udp, 8080)];
+    let four = vec![
+        endpoint("10.0.0.1", "ready", true),
+        endpoint("10.0.0.2", "ready", true),
+        endpoint("10.0.0.3", "serving and terminating", true),
+        endpoint("10.0.0.4", "not ready", true),
+        endpoint("10.0.0.5", "ready", false),
+    ];
+    model.set_slice(&name("v4"), Some(slice("web", &ports, four)));
+    let six = vec![endpoint("fd00::1", "ready", true), endpoint("fd00::2", "ready", true)];
+    model.set_slice(&name("v6"), Some(SliceRecord { family: Family::V6, ..slice("web", &ports, six) }));
+    assert_eq!(model.health_checks(), [(name("web"), (31_000, 2))].into());
+    model.set_service(&name("web"), Some(ServiceRecord { health_check_node_port: 0, ..record.clone() }));
+    assert!(model.health_checks().is_empty());
+    model.set_service(&name("web"), Some(record));
+    model.set_service(&name("web"), None);
+    assert!(model.health_checks().is_empty());
+}
+
+#[test]
+fn ports_whose_policy_leaves_them_without_endpoints_here_are_counted() {
+    use keelson_dataplane::model::NoLocal;
+    let count = |internal_local, external_local, endpoints| {
+        plan(ServiceRecord { internal_local, external_local, ..all_frontends() }, endpoints).no_local
+    };
+    let (here, elsewhere) = (endpoint("10.0.0.1", "ready", true), endpoint("10.0.0.2", "ready", false));
+    let none = NoLocal::default();
+    assert_eq!(count(true, true, vec![here, elsewhere]), none);
+    assert_eq!(count(false, false, vec![elsewhere]), none);
+    assert_eq!(count(true, false, vec![elsewhere]), NoLocal { internal: 1, external: 0 });
+    assert_eq!(count(false, true, vec![elsewhere]), NoLocal { internal: 0, external: 1 });
+    // Without any endpoint the policy is not to blame.
+    assert_eq!(count(true, true, vec![]), none);
+}
+
+#[test]
 fn an_endpoint_record_stays_small() {
     assert!(size_of::<EndpointRecord>() <= 32);
     assert!(size_of::<Ep>() <= 20);

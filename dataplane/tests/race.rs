@@ -9,7 +9,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use keelson_dataplane::engine::Engine;
-use keelson_dataplane::model::types::{EndpointRecord, Protocol};
+use keelson_dataplane::model::types::{EndpointRecord, Protocol, ServiceRecord};
 use support::flows::{Counts, PORT, SETTLE, Stream, TARGET, prepare};
 use support::*;
 
@@ -93,6 +93,60 @@ fn a_chain_is_complete_before_a_verdict_leads_to_it() {
         );
         assert!(counts.sent >= LEAST_PACKETS && changes >= LEAST_CHANGES, "{changes} changes, {counts:?}");
     }
+}
+
+/// A packet that was led to a second look-up by the verdict of before finds it there, whatever leads to it now: policies and source
+/// ranges that come and go.
+#[test]
+fn a_second_look_up_outlives_what_leads_to_it() {
+    if skip("a_second_look_up_outlives_what_leads_to_it") {
+        return;
+    }
+    let (node, client) = prepare(ADDRESS);
+    let mut engine = node.engine(settings());
+    engine.model.set_node(support::node("192.168.7.2"));
+    engine.model.set_slice(&name("dns-1"), Some(slice("dns", &[(Protocol::Udp, TARGET)], endpoints(&[1, 2]))));
+    let plain = ServiceRecord {
+        load_balancer_ips: vec![ip(ADDRESS)],
+        ..service("10.96.0.11", vec![port(PORT, 0, Protocol::Udp)])
+    };
+    let with = |local, ranges: &[&str]| ServiceRecord {
+        external_local: local,
+        source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+        ..plain.clone()
+    };
+    let pods = "10.244.0.0/16";
+    let records = [
+        with(false, &[]),
+        with(true, &[]),
+        with(false, &[pods]),
+        with(true, &[pods, "198.51.100.0/24"]),
+        with(true, &[pods]),
+    ];
+    let mut set = |record: &ServiceRecord| {
+        engine.model.set_service(&name("dns"), Some(record.clone()));
+        engine.sync().expect("sync");
+    };
+    set(&records[0]);
+    let before = Counts::read(&node);
+    let stream = Stream::start(&client, &[ADDRESS], Duration::ZERO);
+    let (begun, mut changes) = (Instant::now(), 0);
+    while begun.elapsed() < TIME || (changes < LEAST_CHANGES && begun.elapsed() < LIMIT) {
+        for record in &records {
+            set(record);
+            changes += 1;
+            std::thread::sleep(PAUSE);
+        }
+    }
+    stream.end();
+    let counts = Counts::read(&node).since(before);
+    println!(
+        "{changes} changes of policies under {} new flows: {counts:?}, dropped: {}",
+        counts.sent,
+        counts.dropped()
+    );
+    assert_eq!((counts.untranslated, counts.dropped()), (0, 0), "{changes} changes, {counts:?}");
+    assert!(counts.sent >= LEAST_PACKETS && changes >= LEAST_CHANGES, "{changes} changes, {counts:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The small HTTP server beside every program: health checks and metrics.
 //!
 //! Paths: `/healthz`, `/livez`, `/readyz` (with `?verbose`, and one check as `/healthz/NAME`), `/metrics`, and
-//! whatever fixed pages a program adds (`/configz`, `/proxyMode`). No debug handler is served here
+//! whatever fixed pages a program adds (`/configz`, `/proxyMode`); or one page for every path. No debug handler is served here
 //! (CVE-2019-11248): the port may be reachable without authentication.
 //!
 //! Upstream counterpart: `k8s.io/apiserver/pkg/server/healthz` and component-base's metrics endpoint.
@@ -41,19 +41,22 @@ pub struct PageAnswer {
     pub content_type: &'static str,
     /// The body.
     pub body: String,
+    /// Further headers, by names in lower case.
+    pub headers: Vec<(&'static str, header::HeaderValue)>,
 }
 
 impl PageAnswer {
     /// A page of plain text with status 200.
     #[must_use]
     pub fn text(body: impl Into<String>) -> Self {
-        Self { status: StatusCode::OK, content_type: "text/plain; charset=utf-8", body: body.into() }
+        let content_type = "text/plain; charset=utf-8";
+        Self { status: StatusCode::OK, content_type, body: body.into(), headers: Vec::new() }
     }
 
     /// A page of JSON with the given status.
     #[must_use]
     pub fn json(status: StatusCode, body: impl Into<String>) -> Self {
-        Self { status, content_type: "application/json", body: body.into() }
+        Self { status, content_type: "application/json", body: body.into(), headers: Vec::new() }
     }
 }
 
@@ -68,6 +71,7 @@ struct Inner {
     live: RwLock<BTreeMap<&'static str, Check>>,
     ready: RwLock<BTreeMap<&'static str, Check>>,
     pages: RwLock<BTreeMap<&'static str, Page>>,
+    every_path: Option<Page>,
     registry: RwLock<Registry>,
 }
 
@@ -78,6 +82,11 @@ impl Endpoints {
         let endpoints = Self::default();
         endpoints.register(|registry| registry.register_collector(Box::new(ProcessCollector)));
         endpoints
+    }
+
+    /// One page, whatever the path; nothing else.
+    pub fn one_page(page: impl Fn() -> PageAnswer + Send + Sync + 'static) -> Self {
+        Self { inner: Arc::new(Inner { every_path: Some(Arc::new(page)), ..Inner::default() }) }
     }
 
     /// Adds a check to `/healthz`, `/livez` and `/readyz`.
@@ -113,6 +122,9 @@ impl Endpoints {
     /// The answer to one request path with its query; `None` when there is no such path.
     #[must_use]
     pub fn answer(&self, path: &str, query: Option<&str>) -> Option<PageAnswer> {
+        if let Some(page) = &self.inner.every_path {
+            return Some(page());
+        }
         if let Some(page) = self.inner.pages.read().get(path).cloned() {
             return Some(page());
         }
@@ -121,6 +133,7 @@ impl Endpoints {
                 status: StatusCode::OK,
                 content_type: "application/openmetrics-text; version=1.0.0; charset=utf-8",
                 body: self.metrics_text(),
+                headers: Vec::new(),
             });
         }
         let (group, name) = match path.strip_prefix('/')?.split_once('/') {
@@ -260,6 +273,9 @@ fn respond<B>(endpoints: &Endpoints, request: &Request<B>) -> Response<Full<Byte
     headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.content_type));
     headers.insert("x-content-type-options", header::HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_LENGTH, length.into());
+    for (name, value) in answer.headers {
+        headers.insert(name, value);
+    }
     response
 }
 

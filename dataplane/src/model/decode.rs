@@ -1,6 +1,6 @@
 //! From API objects to compact records. Nothing of an object is kept that is not in the record.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
+use super::refused::Refused;
 use super::types::{
     EndpointRecord, Family, Hints, Name, NodeRecord, Protocol, ServicePort, ServiceRecord, SlicePort, SliceRecord,
     endpoint_address_allowed,
@@ -33,6 +34,8 @@ pub struct Interner {
     strings: HashMap<Arc<str>, ()>,
     hints: Vec<Hints>,
     hint_numbers: HashMap<Hints, u32>,
+    /// Endpoint addresses that were refused, and told.
+    pub(super) refused: Refused,
 }
 
 impl Interner {
@@ -186,17 +189,13 @@ pub fn slice(slice: &EndpointSlice, node_name: &str, interner: &mut Interner) ->
         })
     });
     let ports: Box<[SlicePort]> = ports.collect();
+    let mut refused = BTreeSet::new();
     let mut endpoints = Vec::with_capacity(slice.endpoints.as_ref().map_or(0, Vec::len));
     for endpoint in slice.endpoints.iter().flatten() {
         // Upstream, too, looks at the first address alone.
         let Some(addr) = endpoint.addresses.first().and_then(|a| a.parse::<IpAddr>().ok()) else { continue };
         if Family::of(addr) != family || !endpoint_address_allowed(addr) {
-            tracing::warn!(
-                slice = slice.metadata.name.as_deref().unwrap_or_default(),
-                namespace,
-                address = %addr,
-                "endpoint address ignored: wrong family, loopback, link-local or multicast"
-            );
+            refused.insert(addr);
             continue;
         }
         let conditions = endpoint.conditions.as_ref();
@@ -215,6 +214,7 @@ pub fn slice(slice: &EndpointSlice, node_name: &str, interner: &mut Interner) ->
             hints,
         });
     }
+    interner.refused.note(&object_name(&slice.metadata), refused);
     Some(SliceRecord {
         // Not interned: names come and go, and the interner never forgets.
         service: format!("{namespace}/{service}").into(),

@@ -6,6 +6,7 @@
 
 pub mod choose;
 pub mod decode;
+mod refused;
 pub mod types;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -92,6 +93,17 @@ pub struct ServicePlan {
     pub cluster_ips: Vec<IpAddr>,
     /// Addresses of endpoints on this node, which could reach themselves.
     pub hairpin: Vec<IpAddr>,
+    /// Policies that leave it without endpoints here.
+    pub no_local: NoLocal,
+}
+
+/// Numbers of service ports whose policy is Local while all their endpoints are elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NoLocal {
+    /// By `internalTrafficPolicy`.
+    pub internal: u32,
+    /// By `externalTrafficPolicy`.
+    pub external: u32,
 }
 
 #[derive(Debug, Default)]
@@ -108,6 +120,8 @@ pub struct Model {
     entries: HashMap<Name, Entry>,
     slice_owner: HashMap<Name, Name>,
     dirty: BTreeSet<Name>,
+    /// Services with a health check node port.
+    health_ports: BTreeMap<Name, u16>,
     /// Shared strings and hints of the records; decoding fills it.
     pub interner: Interner,
 }
@@ -153,6 +167,10 @@ impl Model {
         if entry.service == service {
             return;
         }
+        match service.as_ref().map_or(0, |s| s.health_check_node_port) {
+            0 => self.health_ports.remove(name),
+            port => self.health_ports.insert(name.clone(), port),
+        };
         entry.service = service;
         self.forget_if_empty(name);
         self.dirty.insert(name.clone());
@@ -169,6 +187,9 @@ impl Model {
             }
             self.forget_if_empty(&before);
             self.dirty.insert(before);
+        }
+        if record.is_none() {
+            self.interner.refused.forget(slice);
         }
         if let (Some(record), Some(service)) = (record, after) {
             let entry = self.entries.entry(service.clone()).or_default();
@@ -275,18 +296,23 @@ impl Model {
         sources
     }
 
-    /// Number of local ready endpoints of a Service, for its health check node port.
+    /// Services with a health check node port: that port, and the number of ready endpoints on this node.
+    #[must_use]
+    pub fn health_checks(&self) -> BTreeMap<Name, (u16, usize)> {
+        self.health_ports.iter().map(|(name, port)| (name.clone(), (*port, self.local_endpoints(name)))).collect()
+    }
+
+    /// Number of local ready endpoints of a Service. A pod with addresses of both families counts once; one
+    /// that is going does not count: the load balancer shall look elsewhere in time.
     #[must_use]
     pub fn local_endpoints(&self, name: &Name) -> usize {
         let Some(entry) = self.entries.get(name) else { return 0 };
-        let local: BTreeSet<_> = entry
-            .slices
-            .values()
-            .flat_map(|s| s.endpoints.iter())
-            .filter(|e| e.local && e.ready)
-            .map(|e| e.addr)
-            .collect();
-        local.len()
+        let of_family = |family| {
+            let slices = entry.slices.values().filter(|s| s.family == family && !s.ports.is_empty());
+            let ready = slices.flat_map(|s| s.endpoints.iter()).filter(|e| e.local && e.ready);
+            ready.map(|e| e.addr).collect::<BTreeSet<_>>().len()
+        };
+        of_family(Family::V4).max(of_family(Family::V6))
     }
 }
 
@@ -300,6 +326,9 @@ impl ServicePlan {
         affinity: Option<Affinity>,
         sources: &[IpNet],
     ) {
+        let missing = chosen.any && chosen.local.is_empty();
+        self.no_local.internal += u32::from(missing && service.internal_local);
+        self.no_local.external += u32::from(missing && service.external_local);
         let mut add = |addr, number, target| {
             let key = FrontendKey { addr, port: number, protocol: port.protocol };
             let guarded = !addr.is_unspecified() && service.load_balancer_ips.contains(&addr);

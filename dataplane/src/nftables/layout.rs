@@ -566,8 +566,8 @@ impl Layout {
         vec![self.saddr(Reg(0)), lookup(set, false), goto(chain)]
     }
 
-    /// Rules of the chain of one endpoint of a service port with affinity. The first fails when the
-    /// set is full; the packet then goes its way without sticking.
+    /// Rules of the chain of one endpoint of a service port with affinity. The first ends early when the
+    /// set is full; the packet then is counted and goes its way without sticking.
     #[must_use]
     pub fn sticky_endpoint_rules(&self, set: &str, protocol: Protocol, ep: &Ep) -> Vec<Vec<Expr>> {
         let addr = match ep.addr {
@@ -576,16 +576,18 @@ impl Layout {
         };
         let port = Reg(0).after(addr.len());
         // nft takes a constant port only behind a protocol match.
-        vec![
-            vec![self.saddr(Reg(0)), Expr::SetUpdate { set: set.to_owned(), key: Reg(0) }],
-            vec![
-                Expr::Meta { key: Meta::L4Proto, into: Reg(0) },
-                Expr::Cmp { op: Cmp::Eq, reg: Reg(0), value: vec![protocol as u8] },
-                Expr::Immediate { into: Reg(0), value: addr },
-                Expr::Immediate { into: port, value: ep.port.to_be_bytes().to_vec() },
-                self.dnat(Reg(0)),
-            ],
-        ]
+        let translate = [
+            Expr::Meta { key: Meta::L4Proto, into: Reg(0) },
+            Expr::Cmp { op: Cmp::Eq, reg: Reg(0), value: vec![protocol as u8] },
+            Expr::Immediate { into: Reg(0), value: addr },
+            Expr::Immediate { into: port, value: ep.port.to_be_bytes().to_vec() },
+            self.dnat(Reg(0)),
+        ];
+        let mut sticks = vec![self.saddr(Reg(0)), Expr::SetUpdate { set: set.to_owned(), key: Reg(0) }];
+        sticks.extend_from_slice(&translate);
+        let mut full = vec![Expr::Counter];
+        full.extend(translate);
+        vec![sticks, full]
     }
 
     /// The set of clients that stick to an endpoint.

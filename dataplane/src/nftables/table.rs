@@ -4,7 +4,7 @@
 //! Order of a sync (spec section 3): (1) new chains, new list elements and source ranges, (2) verdicts
 //! and set members, (3) what nothing leads to any more, in later transactions: verdicts of second
 //! look-ups, then list elements, source ranges and chains.
-//! Steps 1 and 2 share a transaction when they fit and step 1 has no new chain: a packet that began
+//! Steps 1 and 2 share a transaction when they fit and step 1 has no new chain or range: a packet that began
 //! under the old rules meets the new verdicts at its look-up, and goes through their chains as those
 //! were under the old rules. A step that is too large is cut between elements; step 2 never starts
 //! before step 1 is committed.
@@ -80,8 +80,9 @@ struct Later {
     second: Vec<VerdictChange>,
     sources: Vec<(FrontendKey, Sources)>,
     old_groups: Vec<OldGroup>,
-    /// Whether step 1 makes a chain that a verdict may lead to.
-    new_chains: bool,
+    /// Whether step 1 makes what a verdict may lead to and a packet under way would not find in time: a chain, or
+    /// source ranges, which the kernel shows only at the end of a commit and verdicts at its beginning.
+    apart: bool,
     /// Affinity groups that lost an endpoint, or may have lost one before this program saw them.
     shrunk: BTreeSet<u64>,
 }
@@ -255,8 +256,8 @@ impl Table {
                 self.write_frontend(committed, key, None, &mut later)?;
             }
         }
-        let Later { verdicts, deletes, second, sources, mut old_groups, new_chains, .. } = later;
-        if !verdicts.is_empty() && (new_chains || self.batch.len() > MAX_BATCH_BYTES / 2) {
+        let Later { verdicts, deletes, second, sources, mut old_groups, apart, .. } = later;
+        if !verdicts.is_empty() && (apart || self.batch.len() > MAX_BATCH_BYTES / 2) {
             self.commit()?;
         }
         self.write_verdicts(committed, &verdicts)?;
@@ -343,7 +344,7 @@ impl Table {
                 self.connectionless.insert(key);
             }
             if let Some(V::Pick(class, count)) = new {
-                later.new_chains |= self.need_pick(committed, Pick { class, node_port: key.is_node_port(), count });
+                later.apart |= self.need_pick(committed, Pick { class, node_port: key.is_node_port(), count });
             }
             let changes = if new.is_none() && map.is_second() { &mut later.second } else { &mut later.verdicts };
             changes.push(VerdictChange { map, key, old, new });
@@ -487,7 +488,7 @@ impl Table {
             for (class, list) in &group.lists {
                 if held.and_then(|h| h.lists.get(class)) != Some(list) {
                     committed.stray_sticky_chains.remove(&sticky_chain(id, *class));
-                    later.new_chains |= held.is_none_or(|h| !h.lists.contains_key(class));
+                    later.apart |= held.is_none_or(|h| !h.lists.contains_key(class));
                     self.write_sticky_class(id, *class, list);
                 }
             }

@@ -1,175 +1,234 @@
-//! One table of cases, "from here to there arrives at X with source Y", for the packet walk in memory
-//! and for the kernel.
-//!
-//! ```text
-//! client 10.244.1.2 ─┐
-//! backend b 10.244.1.6 ─┤ node 192.168.7.2 ─ external 192.168.7.1
-//! backend c 10.244.2.2 ─┘
-//! ```
+//! One table of cases in both families, "from here to there arrives at X with source Y", for the packet walk in memory, for the kernel's listing and
+//! for packets. The places are those of `support/lab.rs`.
 
 #![allow(dead_code)]
 
-use keelson_dataplane::model::types::{EndpointRecord, Protocol, ServicePort, ServiceRecord};
+use Origin::{B, Client, External, Node};
+use Seen::{Kept, Masqueraded};
+use keelson_dataplane::model::types::ServiceRecord;
 
-use crate::support::{ip, port, ready, service};
+use crate::support::lab::{Addresses, Origin, dual_service};
 
-/// Where a packet starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whence {
-    Client,
-    BackendB,
-    Node,
-    External,
+/// What is asked for.
+#[derive(Debug, Clone, Copy)]
+pub enum To {
+    Cluster,
+    ClusterOtherPort,
+    Unallocated,
+    ExternalIp,
+    LoadBalancer,
+    NodePort,
+    OtherNodePort,
+    Loopback,
 }
 
-/// Where it ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ends {
-    /// At one of these backends, which see these sources: as the backends say it.
-    At(&'static [&'static str]),
+impl To {
+    pub fn addr(self, a: &Addresses) -> &'static str {
+        match self {
+            Self::Cluster | Self::ClusterOtherPort => a.vip,
+            Self::Unallocated => a.unallocated,
+            Self::ExternalIp => a.external_ip,
+            Self::LoadBalancer => a.lb_ip,
+            Self::NodePort => a.node,
+            Self::OtherNodePort => a.other_node,
+            Self::Loopback => a.loopback,
+        }
+    }
+
+    pub fn port(self, service: u16, node_port: u16) -> u16 {
+        match self {
+            Self::NodePort | Self::OtherNodePort | Self::Loopback => node_port,
+            Self::ClusterOtherPort => service + 1,
+            _ => service,
+        }
+    }
+}
+
+/// What becomes of it. Served: by whom, and whom that one sees.
+#[derive(Debug, Clone, Copy)]
+pub enum Then {
+    B(Seen),
+    C(Seen),
+    /// Now one and now the other.
+    Either(Seen),
     Refused,
     Dropped,
-    /// No rule concerns it.
-    Untouched,
+    /// No rule concerns it, and nobody listens where it goes.
+    Nobody,
 }
 
-pub struct Case {
-    pub from: Whence,
-    pub to: &'static str,
-    pub ends: Ends,
+/// The source address at the receiver.
+#[derive(Debug, Clone, Copy)]
+pub enum Seen {
+    /// As it was sent.
+    Kept,
+    /// The node's, on the link to the receiver.
+    Masqueraded,
 }
 
+/// What a backend answers to whom.
+pub fn line(a: &Addresses, backend: char, seen: Seen, from: Origin) -> String {
+    let source = match (seen, backend, from) {
+        (Masqueraded, 'b', _) => a.towards_b,
+        (Masqueraded, _, _) => a.towards_c,
+        (Kept, _, Client) => a.client,
+        (Kept, _, B) => a.b,
+        (Kept, _, External) => a.external,
+        (Kept, _, Node) => panic!("the node's source depends on the route"),
+    };
+    format!("{backend} {source}")
+}
+
+/// From where, to what, and what then.
+pub type Case = (Origin, To, Then);
+
+/// A Service with these backends (`b` on this node, `c` elsewhere), and what becomes of packets.
 pub struct Scenario {
-    pub name: &'static str,
+    pub what: &'static str,
     pub service: ServiceRecord,
-    pub endpoints: Vec<EndpointRecord>,
+    pub backends: &'static str,
     pub cases: Vec<Case>,
 }
 
-/// This node's backend.
-pub fn b() -> EndpointRecord {
-    ready("10.244.1.6", true)
+fn scenario(what: &'static str, service: ServiceRecord, backends: &'static str, cases: &[Case]) -> Scenario {
+    Scenario { what, service, backends, cases: cases.to_vec() }
 }
 
-/// The other node's.
-pub fn c() -> EndpointRecord {
-    ready("10.244.2.2", false)
+/// All that are not of a single family.
+pub fn all() -> Vec<Scenario> {
+    [classes(), policies(), refusals(), ranges()].into_iter().flatten().collect()
 }
 
-pub fn both() -> Vec<ServicePort> {
-    vec![port(80, 30080, Protocol::Tcp), port(53, 30053, Protocol::Udp)]
-}
-
-/// The Service that the scenarios vary.
-pub fn web() -> ServiceRecord {
-    ServiceRecord { external_ips: vec![ip("203.0.113.5")], ..service("10.96.0.10", both()) }
-}
-
-const CLUSTER: &str = "10.96.0.10:80/tcp";
-const EXTERNAL_IP: &str = "203.0.113.5:80/tcp";
-const BALANCER: &str = "203.0.113.9:80/tcp";
-const NODE_PORT: &str = "192.168.7.2:30080/tcp";
-
-fn all(from: Whence, ends: &Ends) -> Vec<Case> {
-    [CLUSTER, EXTERNAL_IP, NODE_PORT].map(|to| Case { from, to, ends: ends.clone() }).into()
-}
-
-/// All scenarios.
-pub fn scenarios() -> Vec<Scenario> {
-    use Whence::{BackendB, Client, External, Node};
-    let case = |from, to, ends| Case { from, to, ends };
-    let masqueraded = Ends::At(&["c 10.244.2.1"]);
-    let mut remote = vec![
+/// Each class of frontend.
+pub fn classes() -> Vec<Scenario> {
+    let mut elsewhere = vec![
         // Cluster class: a pod keeps its address; the node itself and the outside do not.
-        case(Client, CLUSTER, Ends::At(&["c 10.244.1.2"])),
-        case(Client, "10.96.0.10:53/udp", Ends::At(&["c 10.244.1.2"])),
-        case(External, "192.168.7.2:30053/udp", masqueraded.clone()),
-        // Unknown ports are refused, unallocated addresses dropped.
-        case(Client, "10.96.0.10:81/tcp", Ends::Refused),
-        case(Client, "10.96.0.10:80/udp", Ends::Refused),
-        case(Client, "10.96.0.99:80/tcp", Ends::Dropped),
+        (Client, To::Cluster, Then::C(Kept)),
+        (Node, To::Cluster, Then::C(Masqueraded)),
+        (External, To::Cluster, Then::C(Masqueraded)),
         // Node ports answer on the primary address alone, and never on loopback.
-        case(Client, "10.244.1.1:30080/tcp", Ends::Untouched),
-        case(Node, "127.0.0.1:30080/tcp", Ends::Untouched),
+        (Client, To::OtherNodePort, Then::Nobody),
+        (External, To::OtherNodePort, Then::Nobody),
+        (Node, To::Loopback, Then::Nobody),
     ];
-    remote.extend(all(Node, &masqueraded));
-    remote.extend(all(External, &masqueraded));
     // ext-cluster: always masqueraded.
-    remote.extend([EXTERNAL_IP, NODE_PORT].map(|to| case(Client, to, masqueraded.clone())));
-    let mut refused = vec![case(Client, "10.96.0.10:53/udp", Ends::Refused)];
-    for from in [Client, Node, External] {
-        refused.extend(all(from, &Ends::Refused));
+    for to in [To::NodePort, To::ExternalIp, To::LoadBalancer] {
+        elsewhere.extend([Client, Node, External].map(|from| (from, to, Then::C(Masqueraded))));
     }
-    let inside = Ends::At(&["b 10.244.1.2", "c 10.244.1.2"]);
-    let local = |ends: &Ends| [EXTERNAL_IP, NODE_PORT].map(|to| case(External, to, ends.clone()));
-    let mut kept: Vec<Case> = local(&Ends::At(&["b 192.168.7.1"])).into();
-    for to in [EXTERNAL_IP, NODE_PORT] {
-        kept.push(case(Client, to, inside.clone()));
-        kept.push(case(Node, to, Ends::At(&["b 10.244.1.5", "c 10.244.2.1"])));
-    }
-    let mut elsewhere: Vec<Case> = local(&Ends::Dropped).into();
-    elsewhere.push(case(Client, EXTERNAL_IP, Ends::At(&["c 10.244.1.2"])));
-    let balanced = |external_local| ServiceRecord {
-        load_balancer_ips: vec![ip("203.0.113.9")],
-        source_ranges: vec!["192.168.7.0/24".parse().unwrap()],
-        external_local,
-        ..web()
-    };
     vec![
-        Scenario {
-            name: "load balancer source ranges",
-            service: balanced(false),
-            endpoints: vec![c()],
-            cases: vec![
-                case(External, BALANCER, masqueraded.clone()),
-                case(Node, BALANCER, masqueraded.clone()),
-                case(Client, BALANCER, Ends::Dropped),
-                // They are for the load balancer's addresses alone.
-                case(Client, EXTERNAL_IP, masqueraded.clone()),
-                case(Client, NODE_PORT, masqueraded.clone()),
-                case(Client, CLUSTER, Ends::At(&["c 10.244.1.2"])),
+        scenario("one endpoint elsewhere", dual_service(), "c", &elsewhere),
+        // Hairpin: a pod that reaches itself. A neighbour is not masqueraded for it.
+        scenario(
+            "one endpoint here",
+            dual_service(),
+            "b",
+            &[(B, To::Cluster, Then::B(Masqueraded)), (Client, To::Cluster, Then::B(Kept))],
+        ),
+        scenario(
+            "two endpoints",
+            dual_service(),
+            "bc",
+            &[(Client, To::Cluster, Then::Either(Kept)), (External, To::NodePort, Then::Either(Masqueraded))],
+        ),
+    ]
+}
+
+/// externalTrafficPolicy and internalTrafficPolicy Local.
+pub fn policies() -> Vec<Scenario> {
+    let local = ServiceRecord { external_local: true, ..dual_service() };
+    let internal = ServiceRecord { internal_local: true, ..dual_service() };
+    let external = [To::NodePort, To::ExternalIp, To::LoadBalancer];
+    // From inside: all endpoints. A pod keeps its address, the node is masqueraded.
+    let here = external.map(|to| {
+        [(External, to, Then::B(Kept)), (Client, to, Then::Either(Kept)), (Node, to, Then::Either(Masqueraded))]
+    });
+    // Endpoints elsewhere only: the outside is dropped, the inside still works.
+    let elsewhere = external
+        .map(|to| [(External, to, Then::Dropped), (Client, to, Then::C(Kept)), (Node, to, Then::C(Masqueraded))]);
+    vec![
+        scenario("endpoints here and elsewhere", local.clone(), "bc", here.as_flattened()),
+        scenario("endpoints elsewhere only", local, "c", elsewhere.as_flattened()),
+        scenario(
+            "internal policy",
+            internal.clone(),
+            "bc",
+            &[
+                (Client, To::Cluster, Then::B(Kept)),
+                (Node, To::Cluster, Then::B(Masqueraded)),
+                (External, To::NodePort, Then::Either(Masqueraded)),
             ],
-        },
-        Scenario {
-            name: "load balancer source ranges, and external traffic stays on the node",
-            service: balanced(true),
-            endpoints: vec![b(), c()],
-            cases: vec![case(External, BALANCER, Ends::At(&["b 192.168.7.1"])), case(Client, BALANCER, Ends::Dropped)],
-        },
-        Scenario { name: "an endpoint elsewhere", service: web(), endpoints: vec![c()], cases: remote },
-        Scenario {
-            name: "a pod that reaches itself",
-            service: web(),
-            endpoints: vec![b()],
-            cases: vec![
-                case(BackendB, CLUSTER, Ends::At(&["b 10.244.1.5"])),
-                case(Client, CLUSTER, Ends::At(&["b 10.244.1.2"])),
-            ],
-        },
-        Scenario { name: "no endpoint", service: web(), endpoints: vec![], cases: refused },
-        Scenario {
-            name: "external traffic stays on the node",
-            service: ServiceRecord { external_local: true, ..web() },
-            endpoints: vec![b(), c()],
-            cases: kept,
-        },
-        Scenario {
-            name: "external traffic, and no endpoint on the node",
-            service: ServiceRecord { external_local: true, ..web() },
-            endpoints: vec![c()],
-            cases: elsewhere,
-        },
-        Scenario {
-            name: "internal traffic, and no endpoint on the node",
-            service: ServiceRecord { internal_local: true, ..web() },
-            endpoints: vec![c()],
-            cases: vec![case(Client, CLUSTER, Ends::Dropped), case(Client, NODE_PORT, masqueraded.clone())],
-        },
-        Scenario {
-            name: "clients stick",
-            service: ServiceRecord { affinity_seconds: Some(60), ..web() },
-            endpoints: vec![c()],
-            cases: vec![case(Client, CLUSTER, Ends::At(&["c 10.244.1.2"])), case(External, NODE_PORT, masqueraded)],
-        },
+        ),
+        scenario(
+            "internal policy, none here",
+            internal,
+            "c",
+            &[(Client, To::Cluster, Then::Dropped), (Client, To::NodePort, Then::C(Masqueraded))],
+        ),
+    ]
+}
+
+/// What cannot be served.
+pub fn refusals() -> Vec<Scenario> {
+    let to = [To::Cluster, To::ClusterOtherPort, To::NodePort, To::ExternalIp, To::LoadBalancer];
+    let mut cases: Vec<Case> =
+        [Client, Node, External].into_iter().flat_map(|from| to.map(|to| (from, to, Then::Refused))).collect();
+    cases.push((Client, To::Unallocated, Then::Dropped));
+    vec![
+        scenario("no endpoints", dual_service(), "", &cases),
+        // With an endpoint it works from the next packet on.
+        scenario("an endpoint", dual_service(), "b", &[(Client, To::Cluster, Then::B(Kept))]),
+    ]
+}
+
+/// A Service whose load balancer's addresses may be reached from these ranges.
+pub fn with_ranges(ranges: &[&str]) -> ServiceRecord {
+    ServiceRecord { source_ranges: ranges.iter().map(|r| r.parse().unwrap()).collect(), ..dual_service() }
+}
+
+/// loadBalancerSourceRanges.
+pub fn ranges() -> Vec<Scenario> {
+    let outside = ["192.168.7.1/32", "198.51.100.0/24", "fd00:7::1/128"];
+    let local = ServiceRecord { external_local: true, ..with_ranges(&outside) };
+    let lb = |from, then| (from, To::LoadBalancer, then);
+    // Only the outside may come. All other frontends are as they were: for everybody.
+    let mut alone = vec![(Client, To::Cluster, Then::C(Kept))];
+    for to in [To::NodePort, To::ExternalIp] {
+        alone.extend([Client, Node, External].map(|from| (from, to, Then::C(Masqueraded))));
+    }
+    alone.extend([lb(External, Then::C(Masqueraded)), lb(Client, Then::Dropped), lb(Node, Then::Dropped)]);
+    vec![
+        scenario("the outside alone", with_ranges(&outside), "c", &alone),
+        // Another set of ranges, which overlaps the first: pods and the node (by its primary address), not the outside.
+        scenario(
+            "the inside alone",
+            with_ranges(&["10.0.0.0/8", "192.168.7.2/31", "fd00:244::/32", "fd00:7::2/127"]),
+            "c",
+            &[lb(Client, Then::C(Masqueraded)), lb(External, Then::Dropped), lb(Node, Then::C(Masqueraded))],
+        ),
+        // Whoever may come is refused, others hear nothing.
+        scenario(
+            "ranges, no endpoints",
+            with_ranges(&outside),
+            "",
+            &[lb(External, Then::Refused), lb(Client, Then::Dropped), (Client, To::ExternalIp, Then::Refused)],
+        ),
+        scenario(
+            "ranges, local policy",
+            local.clone(),
+            "bc",
+            &[lb(External, Then::B(Kept)), lb(Client, Then::Dropped), (Client, To::ExternalIp, Then::Either(Kept))],
+        ),
+        scenario(
+            "ranges, local policy, none here",
+            local,
+            "c",
+            &[lb(External, Then::Dropped), lb(Client, Then::Dropped)],
+        ),
+        scenario(
+            "everywhere",
+            with_ranges(&["192.168.7.1/32", "0.0.0.0/0", "::/0"]),
+            "c",
+            &[lb(External, Then::C(Masqueraded)), lb(Client, Then::C(Masqueraded))],
+        ),
     ]
 }

@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 pub mod flows;
+pub mod lab;
 
 use std::io::Write;
 use std::net::IpAddr;

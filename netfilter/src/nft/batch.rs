@@ -410,6 +410,11 @@ impl Batch {
         }
     }
 
+    /// Whether a sequence number is one of this transaction's.
+    pub(crate) fn covers(&self, seq: u32) -> bool {
+        seq.wrapping_sub(self.first_seq) <= self.seq.wrapping_sub(self.first_seq)
+    }
+
     /// Says in words which message a sequence number belongs to, for error texts.
     #[must_use]
     pub fn describe(&self, seq: u32) -> String {

@@ -30,6 +30,8 @@ struct State {
     committed_elements: Vec<usize>,
     /// Listings that leave elements out, and whether they say so.
     partial: (u32, bool),
+    /// Listings to call interrupted, though they are whole.
+    interruptions: usize,
 }
 
 /// The fake; clones share one state, so that a test can look in while a backend writes.
@@ -68,6 +70,11 @@ impl FakeNft {
     /// count.
     pub fn list_partially(&self, times: u32, told: bool) {
         self.state().partial = (times, told);
+    }
+
+    /// Calls the next listings of sets interrupted, as the kernel does when somebody commits anything meanwhile.
+    pub fn interrupt_next(&self, listings: usize) {
+        self.state().interruptions = listings;
     }
 
     /// Number of element changes in each transaction committed so far, and forgets them.
@@ -309,6 +316,13 @@ impl Nft for FakeNft {
             }
             if let Some(element) = ElementRef::parse(w.as_bytes()) {
                 each(element);
+            }
+        }
+        {
+            let mut state = self.state();
+            if state.interruptions > 0 {
+                state.interruptions -= 1;
+                return Err(NftError::Interrupted { table: table.to_owned(), attempts: 1 });
             }
         }
         match partial {

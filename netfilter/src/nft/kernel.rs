@@ -71,6 +71,15 @@ impl KernelNft {
         self.port
     }
 
+    /// Makes the receive buffer small, as it is on a machine whose limits are: for tests of what happens when
+    /// the kernel's answers do not fit.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn set_receive_buffer(&self, bytes: usize) -> io::Result<()> {
+        Ok(setsockopt(&self.socket, sockopt::RcvBuf, &bytes)?)
+    }
+
     fn receive(&mut self, flags: i32) -> io::Result<()> {
         loop {
             self.recv.clear();
@@ -115,17 +124,25 @@ impl KernelNft {
                 Err(source) => return Err(NftError::Send { bytes, source }),
             }
         }
-        let mut first: Option<NftError> = None;
+        let (mut first, mut overrun): (Option<NftError>, bool) = (None, false);
         loop {
             match self.receive(libc::MSG_DONTWAIT) {
                 Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return first.map_or(Ok(()), Err),
-                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => return Err(first.unwrap_or(NftError::Overrun)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let overrun = overrun.then_some(NftError::Overrun);
+                    return first.or(overrun).map_or(Ok(()), Err);
+                }
+                // What did fit is still to be read: nobody shall take it for the answer to the next request.
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                    overrun = true;
+                    continue;
+                }
                 Err(source) => return Err(NftError::Receive { source }),
             }
             for message in Messages(&self.recv) {
                 if message.kind == NLMSG_ERROR
                     && first.is_none()
+                    && batch.covers(message.seq)
                     && let Some((errno, detail)) = parse_error(message)
                 {
                     let source = io::Error::from_raw_os_error(errno);
@@ -182,8 +199,9 @@ impl KernelNft {
         (w, self.seq)
     }
 
-    /// Calls back for each object of a table: chains, then rules, then sets. `false`: interrupted, what was seen is void.
+    /// Calls back for each object of a table: chains, then rules, then sets. `false`: interrupted, though seen to its end.
     fn objects(&mut self, family: Family, table: &str, each: &mut dyn FnMut(u16, Attrs<'_>)) -> Result<bool, NftError> {
+        let mut whole = true;
         for kind in [NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFT_MSG_GETSET] {
             let (request, seq) = self.request(kind, NLM_F_DUMP, family, |w| {
                 // Only rules can be filtered by table in a dump; for the others the kernel ignores it.
@@ -194,14 +212,12 @@ impl KernelNft {
                     each(kind, m.attrs());
                 }
             })?;
-            if outcome == Dump::Interrupted {
-                return Ok(false);
-            }
+            whole &= outcome != Dump::Interrupted;
         }
-        Ok(true)
+        Ok(whole)
     }
 
-    fn names_once(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError> {
+    fn names_once(&mut self, family: Family, table: &str) -> Result<(bool, TableNames), NftError> {
         let mut names = TableNames::default();
         let whole = self.objects(family, table, &mut |kind, attrs| match kind {
             NFT_MSG_GETCHAIN => {
@@ -222,7 +238,7 @@ impl KernelNft {
                 }
             }
         })?;
-        Ok(whole.then_some(names))
+        Ok((whole, names))
     }
 
     /// How many elements a set has, where the kernel tells, and they are one for each key.
@@ -242,9 +258,9 @@ impl KernelNft {
         Ok(count)
     }
 
-    fn dump_table(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {
+    fn dump_table(&mut self, family: Family, table: &str) -> Result<(bool, TableState), NftError> {
         let mut state = TableState::default();
-        let whole = self.objects(family, table, &mut |kind, attrs| match kind {
+        let mut whole = self.objects(family, table, &mut |kind, attrs| match kind {
             NFT_MSG_GETCHAIN => {
                 if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
                     state.chains.insert(name.to_owned(), Vec::new());
@@ -264,15 +280,23 @@ impl KernelNft {
                 }
             }
         })?;
-        if !whole {
-            return Ok(None);
-        }
         for (name, elements) in state.sets.iter_mut().chain(&mut state.anonymous) {
-            self.elements(family, table, name, &mut |element| {
-                elements.insert((element.key.to_vec(), element.interval_end()), element.data());
-            })?;
+            loop {
+                elements.clear();
+                let listed = self.elements(family, table, name, &mut |element| {
+                    elements.insert((element.key.to_vec(), element.interval_end()), element.data());
+                });
+                match listed {
+                    Err(NftError::Partial { .. }) => {}
+                    Err(NftError::Interrupted { .. }) => break whole = false,
+                    other => {
+                        other?;
+                        break;
+                    }
+                }
+            }
         }
-        Ok(Some(state))
+        Ok((whole, state))
     }
 }
 
@@ -318,21 +342,25 @@ impl Nft for KernelNft {
     }
 
     fn names(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError> {
+        // Where others never stop committing to their tables, what reads the same twice in a row is taken.
+        let mut before = None;
         for _ in 0..DUMP_ATTEMPTS {
             let (request, seq) = self.request(NFT_MSG_GETTABLE, NLM_F_DUMP, family, |_| {});
             let mut found = false;
             let outcome = self.dump_once(&request, seq, &mut |m| {
                 found |= m.family() == family as u8 && m.attrs().str(NFTA_TABLE_NAME) == Some(table);
             })?;
-            if outcome == Dump::Interrupted {
+            if !found && outcome == Dump::Interrupted {
                 continue;
             }
             if !found {
                 return Ok(None);
             }
-            if let Some(names) = self.names_once(family, table)? {
+            let (whole, names) = self.names_once(family, table)?;
+            if whole || before.as_ref() == Some(&names) {
                 return Ok(Some(names));
             }
+            before = Some(names);
         }
         Err(NftError::Interrupted { table: table.to_owned(), attempts: DUMP_ATTEMPTS })
     }
@@ -378,17 +406,16 @@ impl Nft for KernelNft {
     }
 
     fn dump(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {
-        let mut interrupted = 0;
-        while interrupted < DUMP_ATTEMPTS {
+        let mut before = None;
+        for _ in 0..DUMP_ATTEMPTS {
             if self.names(family, table)?.is_none() {
                 return Ok(None);
             }
-            match self.dump_table(family, table) {
-                Ok(Some(state)) => return Ok(Some(state)),
-                Ok(None) | Err(NftError::Interrupted { .. }) => interrupted += 1,
-                Err(NftError::Partial { .. }) => {}
-                Err(error) => return Err(error),
+            let (whole, state) = self.dump_table(family, table)?;
+            if whole || before.as_ref() == Some(&state) {
+                return Ok(Some(state));
             }
+            before = Some(state);
         }
         Err(NftError::Interrupted { table: table.to_owned(), attempts: DUMP_ATTEMPTS })
     }

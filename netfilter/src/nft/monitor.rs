@@ -68,6 +68,14 @@ impl Monitor {
         })
     }
 
+    /// Makes the receive buffer small: for tests of what happens when announcements do not fit.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn set_receive_buffer(&self, bytes: usize) -> io::Result<()> {
+        Ok(setsockopt(self.socket.socket_ref(), sockopt::RcvBuf, &bytes)?)
+    }
+
     /// The generation of the rule set as of the last announcement; none before the first.
     /// When the kernel's is ahead for long, announcements do not arrive any more.
     #[must_use]

@@ -84,7 +84,7 @@ fn everything(space: &Space<'_>) -> Result<()> {
         ("ports", "NodePort", ""),
         ("local", "LoadBalancer", "  externalTrafficPolicy: Local\n"),
         ("inner", "ClusterIP", "  internalTrafficPolicy: Local\n"),
-        ("balanced", "LoadBalancer", ""),
+        ("balanced", "LoadBalancer", "  loadBalancerSourceRanges: [10.0.0.0/8, 192.168.0.0/16]\n"),
     ] {
         space.apply(&service(name, kind, more))?;
     }

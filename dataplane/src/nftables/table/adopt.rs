@@ -3,6 +3,7 @@
 //! becomes something that differs from everything wanted, and so is replaced.
 
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use keelson_netfilter::nft::{ElementRef, Expr, Listed, NftError, TableNames, read_rule};
@@ -46,6 +47,22 @@ fn same(held: &[Vec<u8>], wanted: &[Vec<Expr>]) -> bool {
 /// So often, and after such a pause, a listing with gaps is made again. Together well below the second in which foreign changes are repaired.
 const GAP_ATTEMPTS: u32 = 5;
 const GAP_PAUSE: Duration = Duration::from_millis(60);
+
+/// What was read of a set, whatever the order.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Digest {
+    elements: u64,
+    sum: u64,
+}
+
+impl Digest {
+    fn add(&mut self, element: &ElementRef<'_>) {
+        let mut hasher = DefaultHasher::new();
+        (element.key, element.range_to(), element.value(), element.verdict(), element.interval_end()).hash(&mut hasher);
+        self.elements += 1;
+        self.sum = self.sum.wrapping_add(hasher.finish());
+    }
+}
 
 impl Table {
     /// Makes sure of the constant part, then reads all elements.
@@ -174,7 +191,21 @@ impl Table {
         Ok(worst)
     }
 
+    /// Reads one set. The kernel calls a listing interrupted when anybody commits anything to any table
+    /// meanwhile; where others never stop, a set that reads the same twice in a row is taken for what it is.
     fn each(&mut self, set: &str, each: &mut dyn FnMut(ElementRef<'_>)) -> Result<Listed, NftError> {
-        self.nft.elements(self.layout.family(), TABLE, set, each)
+        let mut before = None;
+        loop {
+            let mut seen = Digest::default();
+            let outcome = self.nft.elements(self.layout.family(), TABLE, set, &mut |element| {
+                seen.add(&element);
+                each(element);
+            });
+            match outcome {
+                Err(NftError::Interrupted { .. }) if before.is_none() => before = Some(seen),
+                Err(NftError::Interrupted { .. }) if before == Some(seen) => return Ok(Listed::Unknown),
+                other => return other,
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Source ranges: from where a destination may be reached.
 //!
-//! Ranges that come are written before the verdict that looks at them, ranges that go are deleted after it,
+//! Ranges that come are committed before the verdict that looks at them (the kernel shows new ranges at the
+//! end of a commit and new verdicts at its beginning: in one transaction packets between the two were dropped), ranges that go are deleted after it,
 //! so that a source which may come before and after a change is let in throughout. The kernel takes no two
 //! ranges that overlap: where a new one overlaps one that goes, both are written in one transaction.
 
@@ -37,6 +38,7 @@ impl Table {
         let new: Vec<&Range> = wanted.difference(&held).collect();
         let (now, then): (Sources, Sources) =
             held.difference(&wanted).partition(|old| new.iter().any(|new| overlap(old, new)));
+        later.apart |= !new.is_empty();
         self.delete_ranges(&key, &now);
         for (first, last) in new {
             let (first, last) = (codec::sourced(&key, *first), codec::sourced(&key, *last));

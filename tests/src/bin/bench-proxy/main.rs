@@ -238,8 +238,6 @@ fn sync_case(services: u32, endpoints: u32) -> anyhow::Result<Results> {
     }
     results.insert(format!("rss_mib_{shape}"), memory_mib("VmRSS:"));
     results.insert(format!("rss_peak_mib_{shape}"), memory_mib("VmHWM:"));
-        std::thread::sleep(std::time::Duration::from_secs(s.parse()?));
-    }
     // A restart: everything is listed and compared, nothing is written.
     engine.forget();
     let start = Instant::now();
