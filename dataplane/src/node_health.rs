@@ -125,6 +125,9 @@ impl NodeHealth {
             Some((holder, _)) => {
                 format!("Service {holder} has this port: give one of them another healthCheckNodePort")
             }
+            None if error.source.kind() == std::io::ErrorKind::AddrNotAvailable => {
+                "no interface of this machine has that address: see nodePortAddresses".to_owned()
+            }
             None => "free the port on this node; it is tried again at the next change".to_owned(),
         };
         tracing::warn!(
