@@ -5,6 +5,7 @@
 //! committed -> transactions).
 
 pub mod config;
+pub mod drain;
 pub mod engine;
 pub mod foreign;
 pub mod health;

@@ -50,6 +50,10 @@ pub struct Metrics {
     pub foreign_changes: Counter,
     /// Frontends programmed.
     pub frontends: Gauge,
+    /// Questions of the drain.
+    pub drain_questions: Counter,
+    /// Pods that are treated as terminating before the slices say so.
+    pub drains: Gauge,
 }
 
 impl Metrics {
@@ -74,6 +78,8 @@ impl Metrics {
             conntrack_deleted: Counter::default(),
             foreign_changes: Counter::default(),
             frontends: Gauge::default(),
+            drain_questions: Counter::default(),
+            drains: Gauge::default(),
         };
         let m = metrics.clone();
         endpoints.register(move |registry| {
@@ -106,6 +112,8 @@ impl Metrics {
             own.register("transactions", "Transactions committed", m.transactions);
             own.register("conntrack_deleted", "Stale conntrack entries deleted", m.conntrack_deleted);
             own.register("foreign_changes", "Changes of our table by others", m.foreign_changes);
+            own.register("drain_questions", "Pods that the agent asked to drain", m.drain_questions);
+            own.register("drains", "Pods treated as terminating before the slices say so", m.drains);
             own.register("frontends", "Frontends programmed", m.frontends);
         });
         metrics

@@ -6,6 +6,7 @@
 
 pub mod choose;
 pub mod decode;
+pub mod drain;
 pub mod types;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -104,6 +105,7 @@ pub struct Model {
     entries: HashMap<Name, Entry>,
     slice_owner: HashMap<Name, Name>,
     dirty: BTreeSet<Name>,
+    drains: drain::Drains,
     /// Shared strings and hints of the records; decoding fills it.
     pub interner: Interner,
 }
@@ -152,6 +154,9 @@ impl Model {
 
     /// Takes note of a slice, or that it is gone.
     pub fn set_slice(&mut self, slice: &Name, record: Option<SliceRecord>) {
+        if record.is_none() {
+            self.drains.forget(slice);
+        }
         let before = self.slice_owner.get(slice).cloned();
         let after = record.as_ref().map(|r| r.service.clone());
         if let Some(before) = before.filter(|b| Some(b) != after.as_ref()) {
@@ -211,9 +216,10 @@ impl Model {
         };
         let mut plan = ServicePlan { cluster_ips: service.cluster_ips.clone(), ..ServicePlan::default() };
         let families: BTreeSet<Family> = service.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
+        let slices = self.treated(entry);
         for port in &service.ports {
             for family in &families {
-                let chosen = choose::choose(self, entry.slices.values(), port, *family);
+                let chosen = choose::choose(self, slices.iter().map(AsRef::as_ref), port, *family);
                 let affinity = service.affinity_seconds.map(|seconds| Affinity {
                     // The timeout is part of it: a set's timeout cannot be changed.
                     id: stable_id(&[
@@ -237,13 +243,9 @@ impl Model {
     #[must_use]
     pub fn local_endpoints(&self, name: &Name) -> usize {
         let Some(entry) = self.entries.get(name) else { return 0 };
-        let local: BTreeSet<_> = entry
-            .slices
-            .values()
-            .flat_map(|s| s.endpoints.iter())
-            .filter(|e| e.local && e.ready)
-            .map(|e| e.addr)
-            .collect();
+        let slices = self.treated(entry);
+        let local: BTreeSet<_> =
+            slices.iter().flat_map(|s| s.endpoints.iter()).filter(|e| e.local && e.ready).map(|e| e.addr).collect();
         local.len()
     }
 }
