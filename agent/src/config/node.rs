@@ -134,13 +134,13 @@ impl Default for NetworkConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "camelCase")]
 pub struct DrainConfig {
-    /// Where our dataplane runs (`auto`), everywhere (`on`), or never (`off`).
+    /// Where our dataplane runs (`auto`), everywhere (`always`), or never.
     pub mode: Mode,
     /// The dataplane's socket, its `keelson.drainSocket`. The embedded one listens here.
     pub socket: PathBuf,
     /// What other nodes get after the slices have agreed.
     pub allowance: GoDuration,
-    /// The wait on a node without our dataplane, in mode `on`.
+    /// The wait on a node without our dataplane, in mode `always`.
     pub fixed_wait: GoDuration,
 }
 

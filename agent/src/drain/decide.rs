@@ -99,7 +99,7 @@ fn after(at: i64, time: Duration) -> i64 {
 /// Decides.
 #[must_use]
 pub fn decide(settings: &Settings, s: Situation, now: i64) -> Verdict {
-    if settings.mode == Mode::Off {
+    if settings.mode == Mode::Never {
         return Verdict::Over(Outcome::None);
     }
     if s.forced || s.grace.is_zero() {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_is_waited_for() {
-        use Mode::{Auto, Off, On};
+        use Mode::{Always, Auto, Never};
         let agreed = |ms: i64| usual(Seen::Agreed(T + ms * MS));
         let with = |grace: u64, s: Situation| Situation { grace: Duration::from_secs(grace), ..s };
         let alone = |s: Situation| Situation { selected: false, ..s };
@@ -176,15 +176,15 @@ mod tests {
             ("half of the grace, for others too", Auto, with(1, agreed(400)), 450, Ok(500)),
             ("no grace", Auto, with(0, usual(Seen::Waiting)), 0, Err(Outcome::None)),
             ("no dataplane of ours", Auto, usual(Seen::Absent), 0, Err(Outcome::None)),
-            ("no dataplane, configured on", On, usual(Seen::Absent), 0, Ok(1000)),
-            ("no dataplane, the time is over", On, usual(Seen::Absent), 1000, Err(Outcome::Fixed)),
-            ("no dataplane, a short grace", On, with(1, usual(Seen::Absent)), 10, Ok(500)),
-            ("no dataplane, no Service", On, alone(usual(Seen::Absent)), 0, Err(Outcome::None)),
+            ("no dataplane, configured so", Always, usual(Seen::Absent), 0, Ok(1000)),
+            ("no dataplane, the time is over", Always, usual(Seen::Absent), 1000, Err(Outcome::Fixed)),
+            ("no dataplane, a short grace", Always, with(1, usual(Seen::Absent)), 10, Ok(500)),
+            ("no dataplane, no Service", Always, alone(usual(Seen::Absent)), 0, Err(Outcome::None)),
             ("away, no Service", Auto, alone(usual(Seen::Away)), 0, Err(Outcome::None)),
             ("silent, no Service: it may know better", Auto, alone(usual(Seen::Silent)), 0, Ok(200)),
             ("silent, no Service", Auto, alone(usual(Seen::Silent)), 200, Err(Outcome::None)),
             ("an endpoint by hand, without a selector", Auto, alone(usual(Seen::Waiting)), 300, Ok(2000)),
-            ("off", Off, usual(Seen::Silent), 0, Err(Outcome::None)),
+            ("off", Never, usual(Seen::Silent), 0, Err(Outcome::None)),
             ("nothing runs", Auto, Situation { runs: false, ..usual(Seen::Waiting) }, 9, Err(Outcome::Ended)),
             ("the object is gone", Auto, Situation { forced: true, ..usual(Seen::Waiting) }, 9, Err(Outcome::None)),
         ] {
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn the_wait_never_outlasts_its_bound() {
         let all = [Seen::Silent, Seen::Absent, Seen::Away, Seen::Unknown, Seen::Waiting, Seen::Agreed(T + 1900 * MS)];
-        for mode in [Mode::Auto, Mode::On, Mode::Off] {
+        for mode in [Mode::Auto, Mode::Always, Mode::Never] {
             for seen in all {
                 for grace in [0, 1, 2, 3, 4, 5, 30, 3600] {
                     for selected in [true, false] {
@@ -218,7 +218,10 @@ mod tests {
                         let most = i64::try_from(bound(grace).as_millis()).unwrap();
                         assert!(most <= 2000);
                         for ms in 0..most {
-                            assert!(at(mode, situation, ms).is_err() || at(mode, situation, ms) <= Ok(most));
+                            assert!(
+                                at(mode, situation, ms).is_ok_and(|until| until <= most)
+                                    || at(mode, situation, ms).is_err()
+                            );
                         }
                         assert!(at(mode, situation, most).is_err(), "{mode:?} {situation:?}");
                     }

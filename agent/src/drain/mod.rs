@@ -24,9 +24,9 @@ pub enum Mode {
     #[default]
     Auto,
     /// Everywhere: without our dataplane, pods that a Service selects wait for a fixed time.
-    On,
+    Always,
     /// Never.
-    Off,
+    Never,
 }
 
 /// The node's settings of it.

@@ -121,9 +121,14 @@ impl Worker {
     fn let_go_ended(&self, wait: Wait, outcome: Outcome, grace: i64, told: i64) -> Spent {
         let now = clock::now();
         let took = since(wait.began, now);
+        let spent = Spent { grace, time: since(told, now) }.within_bound();
         let Some(doing) = wait.doing else {
-            self.node.metrics.drained(outcome.name(), None);
-            return Spent { grace, time: if wait.noted { since(told, now) } else { Duration::ZERO } }.within_bound();
+            // Another agent has counted what it had begun.
+            if wait.noted {
+                return spent;
+            }
+            self.node.metrics.drained(Outcome::None.name(), None);
+            return Spent::default();
         };
         self.node.metrics.drained(outcome.name(), Some(took));
         let text = match outcome {
@@ -138,7 +143,7 @@ impl Worker {
             info!(pod = %pod::display(&self.pod), "Services have not let go of the pod within {took:?}; it ends all the same");
         }
         doing.done(text);
-        Spent { grace, time: since(told, now) }.within_bound()
+        spent
     }
 }
 

@@ -171,12 +171,12 @@ async fn without_our_dataplane_only_who_is_told_to_waits() {
     let (took, grace, _) = ends(Mode::Auto, None, selected()).await;
     between(took, 0, 290);
     assert!(grace >= 6, "{grace}");
-    let (took, grace, _) = ends(Mode::On, None, selected()).await;
+    let (took, grace, _) = ends(Mode::Always, None, selected()).await;
     between(took, 700, 1900);
     assert_eq!(grace, 6);
-    let (took, _, _) = ends(Mode::On, None, simple()).await;
+    let (took, _, _) = ends(Mode::Always, None, simple()).await;
     between(took, 0, 290);
-    let (took, _, asked) = ends(Mode::Off, Some(Manner::Hangs), selected()).await;
+    let (took, _, asked) = ends(Mode::Never, Some(Manner::Hangs), selected()).await;
     between(took, 0, 290);
     assert!(asked.is_empty());
 }

@@ -49,13 +49,13 @@ impl Worker {
             let _ = self.node.pleg.refresh(self.uid()).await;
         }
         // What the node itself ends is told first: slices follow the status.
-        let mut record = self.ending(desired);
+        self.ending(desired);
         let spent = tokio::select! {
             () = stop.cancelled() => return Outcome::AgentStops,
             spent = self.let_go(desired) => spent,
         };
         loop {
-            record = self.ending(desired);
+            let mut record = self.ending(desired);
             let grace = self.grace();
             let stopped = tokio::select! {
                 () = stop.cancelled() => return Outcome::AgentStops,
