@@ -344,7 +344,7 @@ mod tests {
         ] {
             assert!(error.contains(expected), "{expected} is not in {error}");
         }
-        let error = parse(&format!("{node}  mode: off\n  limit: 1s\n")).unwrap_err();
+        let error = parse(&format!("{node}  mode: sometimes\n  limit: 1s\n")).unwrap_err();
         assert!(error.contains("auto") && error.contains("limit"), "{error}");
     }
 

@@ -56,6 +56,7 @@ fn update_under_load(space: &Space<'_>, to: SocketAddr, usage: Use) -> Result<Re
     }
     let before = uids(space)?;
     let stop = AtomicBool::new(false);
+    let begun = Instant::now();
     let report = std::thread::scope(|scope| {
         let load = scope.spawn(|| load::run(&loads, &stop));
         let updated = (|| {
@@ -70,21 +71,22 @@ fn update_under_load(space: &Space<'_>, to: SocketAddr, usage: Use) -> Result<Re
         let report = load.join().map_err(|_| anyhow::anyhow!("the load panicked"))?;
         updated.and(report)
     })?;
+    let rate = report.made as f64 / begun.elapsed().as_secs_f64();
     println!(
-        "\n    {usage:?}: {} requests on {} connections, {} failed {:?}, the slowest took {:?}",
+        "\n    {usage:?}: {} requests, {rate:.0} a second, on {} connections, {} failed {:?}, the slowest took {:?}",
         report.made,
         report.connections,
         report.failed(),
         report.failures,
         report.slowest
     );
+    // A load that was not there fails nothing.
+    ensure!(rate > 0.8 * f64::from(RATE), "only {rate} requests a second were made");
     Ok(report)
 }
 
 fn none_failed(report: &Report) -> Result<()> {
     ensure!(report.failed() == 0, "{} of {} failed: {:#?}", report.failed(), report.made, report.first);
-    // The update takes several seconds, and a load that was not there fails nothing.
-    ensure!(report.made > 5 * RATE as usize, "only {} requests were made", report.made);
     Ok(())
 }
 
@@ -103,7 +105,7 @@ pub(super) fn rolling_update(lab: &Lab) -> Result<()> {
     let before = drained(lab)?;
     none_failed(&update_under_load(&space, to, Use::Once)?)?;
     let count = drained(lab)? - before;
-    ensure!((count - 3.0).abs() < 0.5, "Services have let go of {count} pods, not three");
+    ensure!(count >= 1.0, "no pod was drained in time: what went well went well by chance");
     Ok(())
 }
 
