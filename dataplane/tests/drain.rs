@@ -208,7 +208,7 @@ fn all_slices_have_to_agree_and_then_the_end_changes_nothing() {
     model.end_drain("u1");
     assert!(model.take_dirty().is_empty());
     assert_eq!(model.plan(&name("ns/too")), before);
-    set(&mut model, "too-1", "too", &[other.clone()]);
+    set(&mut model, "too-1", "too", std::slice::from_ref(&other));
     set(&mut model, "web-1", "web", &[other]);
     assert_eq!(model.standing("u1"), Standing::Unknown);
 }
@@ -257,8 +257,8 @@ proptest! {
             }).collect()
         };
         let (mut asked, said) = (model(&make(false)), model(&make(true)));
-        for n in 0..states.len() {
-            if drained[n] {
+        for (n, drained) in drained.iter().enumerate() {
+            if *drained {
                 asked.drain(&format!("u{n}"));
             }
         }

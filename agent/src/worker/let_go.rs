@@ -1,7 +1,7 @@
 //! The first step of a pod's end: Services let go of it (see [`crate::drain`]).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -72,9 +72,11 @@ impl Worker {
     pub(super) async fn let_go(&self, desired: &mut watch::Receiver<Desired>) -> Spent {
         let node = &self.node;
         let root = &node.settings.root_dir;
-        let now = clock::now();
-        let earlier = start::read(root, self.uid(), now);
-        let mut wait = Wait { began: earlier.unwrap_or(now), doing: None, noted: earlier.is_some() };
+        let (begun, first_look) = (clock::now(), Instant::now());
+        // The wall clock names the beginning for the next agent; one that is set meanwhile must not make the wait longer.
+        let now = || begun.saturating_add(super::nanos(first_look.elapsed()));
+        let earlier = start::read(root, self.uid(), begun);
+        let mut wait = Wait { began: earlier.unwrap_or(begun), doing: None, noted: earlier.is_some() };
         // The grace that counts, and since when.
         let first = self.grace();
         let (mut grace, mut told) = (first, wait.began);
@@ -86,7 +88,7 @@ impl Worker {
             let want = desired.borrow_and_update().clone();
             let wanted = Worker::grace_of(&want.pod);
             if wanted < grace {
-                (grace, told) = (wanted, clock::now());
+                (grace, told) = (wanted, now());
             }
             let situation = Situation {
                 grace: super::stop::seconds(grace),
@@ -97,12 +99,12 @@ impl Worker {
                 runs: runs(&self.record()),
                 forced: want.removed && !pod::is_static(&want.pod),
             };
-            let until = match decide::decide(&node.drain, situation, clock::now()) {
+            let until = match decide::decide(&node.drain, situation, now()) {
                 Verdict::Over(outcome) => break outcome,
                 Verdict::Until(until) => until,
             };
             let note_at = wait.began.saturating_add(super::nanos(WORTH_A_NOTE));
-            if situation.seen != Seen::Silent || clock::now() >= note_at {
+            if situation.seen != Seen::Silent || now() >= note_at {
                 wait.begin(&node.flight, &self.pod);
                 wait.note(self);
             }
@@ -112,16 +114,15 @@ impl Worker {
                 Ok(()) = seen.changed() => {}
                 Ok(()) = desired.changed() => {}
                 Ok(()) = records.changed() => {}
-                () = tokio::time::sleep(clock::until(next)) => {}
+                () = tokio::time::sleep(since(now(), next)) => {}
             }
         };
-        self.let_go_ended(wait, outcome, grace, told)
+        let spent = Spent { grace, time: since(told, now()) }.within_bound();
+        let took = since(wait.began, now());
+        self.let_go_ended(wait, outcome, took, spent)
     }
 
-    fn let_go_ended(&self, wait: Wait, outcome: Outcome, grace: i64, told: i64) -> Spent {
-        let now = clock::now();
-        let took = since(wait.began, now);
-        let spent = Spent { grace, time: since(told, now) }.within_bound();
+    fn let_go_ended(&self, wait: Wait, outcome: Outcome, took: Duration, spent: Spent) -> Spent {
         let Some(doing) = wait.doing else {
             // Another agent has counted what it had begun.
             if wait.noted {

@@ -53,7 +53,7 @@ async fn attend(stream: UnixStream, manner: Manner, asked: Arc<Mutex<Vec<String>
         Manner::Works => say(&waiting()).await,
         Manner::Hangs => {}
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 impl Plane {
