@@ -290,6 +290,7 @@ pub async fn run(
             config.kubelet.cgroups_per_qos,
         ),
         ledger: Ledger::new(place, object.subscribe()),
+        drain: config.node.drain.settings(),
         settings: settings(&config, &facts, layout.is_v1()),
         policy: policy(&config),
         network: network_state.subscribe(),

@@ -36,6 +36,8 @@ pub fn configuration(config: &Config) -> Result<Option<keelson_dataplane::Config
     let mut loaded =
         config.node.dataplane_config.as_deref().map_or_else(|| Ok(dataplane_config::default_config()), load)?;
     loaded.hostname_override.get_or_insert_with(|| config.node_name());
+    // Agent and dataplane meet where the agent looks, whatever the file says.
+    loaded.drain_socket = Some(config.node.drain.socket.clone());
     Ok(Some(loaded))
 }
 

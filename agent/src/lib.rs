@@ -13,6 +13,7 @@ pub mod command;
 pub mod config;
 pub mod create;
 pub mod dns;
+pub mod drain;
 pub mod embedded;
 pub mod env;
 pub mod events;

@@ -67,11 +67,13 @@ pub trait Materials: Send + Sync {
     fn teardown<'a>(&'a self, uid: &'a str, whole: bool) -> BoxFuture<'a, Result<(), MaterialError>>;
     /// Changes whenever an object that the pod refers to changed: what failed for want of it is tried again at once.
     fn changed(&self, uid: &str) -> watch::Receiver<u64>;
+    /// Whether a Service's selector names the pod; true while Services are not known.
+    fn is_selected(&self, pod: &Pod) -> bool;
     /// UIDs of the pods with a folder on disk.
     fn on_disk(&self) -> BoxFuture<'_, Vec<String>>;
 }
 
-/// Literal environment values and nothing else: for tests of workers.
+/// Literal environment values and nothing else, and Services that select every pod with labels: for tests of workers.
 #[derive(Debug, Default)]
 pub struct Bare;
 
@@ -114,6 +116,10 @@ impl Materials for Bare {
 
     fn changed(&self, _: &str) -> watch::Receiver<u64> {
         watch::channel(0).1
+    }
+
+    fn is_selected(&self, pod: &Pod) -> bool {
+        pod.metadata.labels.is_some()
     }
 
     fn on_disk(&self) -> BoxFuture<'_, Vec<String>> {

@@ -26,6 +26,9 @@ const DEFAULT_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 /// Upstream's buckets for pod starts end at an hour; ours begin earlier, because starts here take less than 0.5 s.
 const START_BUCKETS: [f64; 14] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0];
 
+/// Seconds of a drain: from the allowance of other nodes to the longest there is, and a little beyond.
+const DRAIN_BUCKETS: [f64; 10] = [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5];
+
 /// Label of calls to the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Operation {
@@ -43,6 +46,12 @@ pub struct ContainerType {
 pub struct RuntimeEvent {
     source: &'static str,
     event: &'static str,
+}
+
+/// Label of ended pods.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DrainOutcome {
+    outcome: &'static str,
 }
 
 /// Label of a source of static pods.
@@ -65,6 +74,8 @@ pub struct Metrics {
     started_pods: Counter,
     invalid_manifests: Family<ManifestSource, Gauge>,
     runtime_events: Family<RuntimeEvent, Counter>,
+    drain_seconds: Histogram,
+    drains: Family<DrainOutcome, Counter>,
 }
 
 impl Default for Metrics {
@@ -81,6 +92,8 @@ impl Default for Metrics {
             started_pods: Counter::default(),
             invalid_manifests: Family::default(),
             runtime_events: Family::default(),
+            drain_seconds: Histogram::new(DRAIN_BUCKETS),
+            drains: Family::default(),
         }
     }
 }
@@ -136,6 +149,10 @@ impl Metrics {
             let help = "Events of containers and sandboxes that the runtime told, by stream";
             r.register("runtime_events", help, m.runtime_events);
             r.register_collector(Box::new(NodeName(node)));
+            let own = registry.sub_registry_with_prefix("keelson_agent");
+            let help = "How long pods that end have waited for Services to let go of them";
+            own.register("drain_seconds", help, m.drain_seconds);
+            own.register("drains", "Pods that ended, by how their wait for Services ended", m.drains);
         });
     }
 
@@ -181,6 +198,14 @@ impl Metrics {
     pub fn invalid_manifests(&self, source: &'static str, count: usize) {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.invalid_manifests.get_or_create(&ManifestSource { source }).set(count);
+    }
+
+    /// Notes that a pod goes on to its end; `outcome` is a word of a closed set. `took`: how long it waited, if it did.
+    pub fn drained(&self, outcome: &'static str, took: Option<Duration>) {
+        self.drains.get_or_create(&DrainOutcome { outcome }).inc();
+        if let Some(took) = took {
+            self.drain_seconds.observe(took.as_secs_f64());
+        }
     }
 
     /// Notes a container that started.
@@ -292,6 +317,8 @@ mod tests {
         metrics.call("StartContainer", Duration::from_millis(40), true);
         metrics.call("Unheard", Duration::ZERO, false);
         metrics.event(Source::Cri, "stopped");
+        metrics.drained("none", None);
+        metrics.drained("agreed", Some(Duration::from_millis(600)));
         let text = endpoints.metrics_text();
         for line in [
             "kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"} 1",
@@ -299,6 +326,9 @@ mod tests {
             "kubelet_runtime_operations_duration_seconds_count{operation_type=\"other\"} 1",
             "kubelet_node_name{node=\"node-1\"} 1",
             "kubelet_runtime_events_total{source=\"cri\",event=\"stopped\"} 1",
+            "keelson_agent_drains_total{outcome=\"none\"} 1",
+            "keelson_agent_drains_total{outcome=\"agreed\"} 1",
+            "keelson_agent_drain_seconds_count 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }

@@ -232,6 +232,11 @@ impl Materials for NodeMaterials {
         self.volumes.changed(uid)
     }
 
+    fn is_selected(&self, pod: &Pod) -> bool {
+        let services = self.services.read();
+        self.has_api && (!services.synced() || services.selects(pod::namespace(pod), pod.metadata.labels.as_ref()))
+    }
+
     fn on_disk(&self) -> BoxFuture<'_, Vec<String>> {
         async move { self.volumes.on_disk().await.into_iter().map(|p| p.uid).collect() }.boxed()
     }

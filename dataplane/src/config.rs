@@ -13,6 +13,7 @@ use kube_common::config::{Document, Mistake, Mistakes, decode_checked, load_file
 use kube_common::duration::GoDuration;
 use serde::Deserialize;
 
+use crate::drain::server;
 use crate::engine::{DetectLocal, NodePortAddresses, Settings};
 
 /// The document's type.
@@ -147,6 +148,8 @@ pub struct Extras {
     /// the API has them, are used when this is empty.
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
+    /// The local socket at which the node agent asks for the drain of a pod; an empty text for none.
+    pub drain_socket: Option<String>,
 }
 
 /// The configuration, checked.
@@ -170,6 +173,8 @@ pub struct Config {
     pub oom_score_adj: i32,
     /// Conntrack limits.
     pub conntrack: ConntrackSection,
+    /// The drain's socket; none when switched off.
+    pub drain_socket: Option<PathBuf>,
     /// The configuration as JSON, for `/configz`.
     pub as_json: String,
 }
@@ -314,6 +319,14 @@ impl Checker<'_> {
         }
     }
 
+    fn drain_socket(&mut self, text: Option<&str>) -> Option<PathBuf> {
+        let path = text.unwrap_or(server::DEFAULT_SOCKET);
+        if let Some(message) = server::path_problem(path).filter(|_| !path.is_empty()) {
+            self.mistake("keelson.drainSocket", message);
+        }
+        (!path.is_empty()).then(|| path.into())
+    }
+
     fn port_range(&mut self, text: &str) {
         if parse_port_range(text).is_none() {
             self.mistake("portRange", format!("{text:?} is not a range of ports such as 300-2000 or 300+100"));
@@ -403,6 +416,7 @@ fn check(document: &Document, raw: &KubeProxyConfiguration, found: &mut Vec<Mist
         checker.mistake("oomScoreAdj", format!("{oom_score_adj} is not between -1000 and 1000"));
     }
     let service_cidrs = checker.nets("keelson.serviceCIDRs", raw.keelson.service_cidrs.iter().map(String::as_str));
+    let drain_socket = checker.drain_socket(raw.keelson.drain_socket.as_deref());
     let node_port_addresses =
         if ranges.is_empty() { NodePortAddresses::Primary } else { NodePortAddresses::Ranges(ranges) };
     Config {
@@ -421,6 +435,7 @@ fn check(document: &Document, raw: &KubeProxyConfiguration, found: &mut Vec<Mist
         sync_period: sync_period.0,
         oom_score_adj,
         conntrack: raw.conntrack.clone(),
+        drain_socket,
         as_json: serde_json::json!({"kubeproxyconfig": document.node.to_json()}).to_string(),
     }
 }

@@ -7,6 +7,7 @@
 pub mod config;
 mod conntrack_fill;
 pub mod diff;
+pub mod drain;
 pub mod engine;
 pub mod foreign;
 pub mod health;

@@ -65,6 +65,10 @@ pub struct Metrics {
     pub conntrack_entries: Gauge,
     /// Most entries it can have.
     pub conntrack_limit: Gauge,
+    /// Questions of the drain.
+    pub drain_questions: Counter,
+    /// Pods that are treated as terminating before the slices say so.
+    pub drains: Gauge,
 }
 
 impl Metrics {
@@ -93,6 +97,8 @@ impl Metrics {
             health_ports_failed: Gauge::default(),
             conntrack_entries: Gauge::default(),
             conntrack_limit: Gauge::default(),
+            drain_questions: Counter::default(),
+            drains: Gauge::default(),
         };
         let m = metrics.clone();
         endpoints.register(move |registry| {
@@ -131,6 +137,8 @@ impl Metrics {
             own.register("transactions", "Transactions committed", m.transactions);
             own.register("conntrack_deleted", "Stale conntrack entries deleted", m.conntrack_deleted);
             own.register("foreign_changes", "Changes of our table by others", m.foreign_changes);
+            own.register("drain_questions", "Pods that the agent asked to drain", m.drain_questions);
+            own.register("drains", "Pods treated as terminating before the slices say so", m.drains);
             own.register("frontends", "Frontends programmed", m.frontends);
             own.register(
                 "health_check_ports_failed",

@@ -20,6 +20,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::conntrack_fill::ConntrackFill;
+use crate::drain::book::{Book, Request};
+use crate::drain::server::{self, SocketError};
 use crate::engine::Engine;
 use crate::foreign::{self, KernelSource};
 use crate::health::Health;
@@ -36,6 +38,8 @@ const INPUTS: usize = 256;
 const COALESCE: Duration = Duration::from_millis(3);
 /// …but never longer than this after the first.
 const COALESCE_MAX: Duration = Duration::from_millis(50);
+/// Questions of the drain that may wait.
+const QUESTIONS: usize = 64;
 /// After a failed sync.
 const RETRY: Duration = Duration::from_secs(1);
 /// Foreign changes usually come several at a time.
@@ -53,6 +57,9 @@ pub enum RunError {
     /// A port cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The socket of the drain cannot be had.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// nf_tables cannot be spoken to.
     #[error(transparent)]
     Nft(#[from] NftError),
@@ -155,6 +162,7 @@ pub async fn run_watched(
         }
     };
     tasks.spawn(stop.clone().run_until_cancelled_owned(watch_table));
+    let questions = serve_drain(&config, &tasks, &stop)?;
     tracing::info!(node = node_name, "dataplane started");
     let outcome = Loop {
         engine: Some(engine),
@@ -163,6 +171,8 @@ pub async fn run_watched(
         health,
         metrics,
         inputs,
+        questions,
+        book: Book::default(),
         foreign: Some(foreign),
         first_sync: Some(first_sync),
         tracking: Tracking::default(),
@@ -201,6 +211,24 @@ async fn serve(
     Ok(metrics)
 }
 
+/// The drain's questions. Without its socket the dataplane still does the rest of its work.
+fn serve_drain(
+    config: &Config,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> Result<mpsc::Receiver<Request>, SocketError> {
+    let (sender, questions) = mpsc::channel(QUESTIONS);
+    let Some(path) = &config.drain_socket else { return Ok(questions) };
+    match server::bind(path) {
+        Ok(listener) => {
+            tasks.spawn(server::serve(listener, sender, stop.clone()));
+        }
+        Err(error) if config.bind_hard_fail => return Err(error),
+        Err(error) => tracing::error!(%error, "pods of this node end without a drain (bindAddressHardFail is false)"),
+    }
+    Ok(questions)
+}
+
 /// The next foreign change; never, once the monitor is gone.
 async fn next(foreign: &mut Option<mpsc::Receiver<Change>>) -> Change {
     if let Some(receiver) = foreign {
@@ -229,6 +257,8 @@ struct Loop {
     health: Health,
     metrics: Metrics,
     inputs: mpsc::Receiver<Input>,
+    questions: mpsc::Receiver<Request>,
+    book: Book,
     foreign: Option<mpsc::Receiver<Change>>,
     first_sync: Option<tokio::sync::oneshot::Sender<()>>,
     tracking: Tracking,
@@ -258,6 +288,12 @@ impl Loop {
                         due = Some(due.map_or(at, |d| d.min(at)));
                     }
                 }
+                Some(question) = self.questions.recv() => {
+                    // Somebody waits for it: no coalescing.
+                    if self.asked(question) {
+                        due = Some(Instant::now());
+                    }
+                }
                 input = self.inputs.recv() => {
                     let Some(input) = input else { return Ok(()) };
                     if self.take(input) {
@@ -268,10 +304,16 @@ impl Loop {
                         self.metrics.last_queued.set(unix_now());
                     }
                 }
-                _ = beat.tick() => self.look_at_conntrack(),
+                _ = beat.tick() => {
+                    self.look_at_conntrack();
+                    if self.expired() {
+                        due = Some(Instant::now());
+                    }
+                }
                 () = timer => {
                     first = None;
-                    due = if !self.ready() || self.sync().await? { None } else { Some(Instant::now() + RETRY) };
+                    let again = if self.ready() { self.sync().await? } else { None };
+                    due = again.map(|pause| Instant::now() + pause);
                 }
             }
         }
@@ -313,9 +355,24 @@ impl Loop {
         (wanted, addresses)
     }
 
-    /// One sync off the asynchronous threads; `false` when it failed and is to be tried again.
-    async fn sync(&mut self) -> Result<bool, RunError> {
-        let Some(mut engine) = self.engine.take() else { return Ok(true) };
+    /// Takes a question of the drain; whether a sync is needed for its answer.
+    fn asked(&mut self, question: Request) -> bool {
+        let Some(engine) = &mut self.engine else { return false };
+        self.metrics.drain_questions.inc();
+        let again = self.book.take(question, &mut engine.model, self.first_sync.is_none(), std::time::Instant::now());
+        self.metrics.drains.set(self.book.len() as i64);
+        again
+    }
+
+    /// Ends drains that the slices never agreed to; whether a sync is needed for it.
+    fn expired(&mut self) -> bool {
+        let Some(engine) = &mut self.engine else { return false };
+        self.book.expire(&mut engine.model, std::time::Instant::now())
+    }
+
+    /// One sync off the asynchronous threads; after which pause another one is needed, if one is.
+    async fn sync(&mut self) -> Result<Option<Duration>, RunError> {
+        let Some(mut engine) = self.engine.take() else { return Ok(None) };
         let triggers = std::mem::take(&mut self.tracking.triggers);
         let (engine, outcome) = tokio::task::spawn_blocking(move || {
             let outcome = engine.sync();
@@ -328,11 +385,11 @@ impl Loop {
             self.metrics.no_local.get_or_create(&Policy { traffic_policy }).set(i64::from(count));
         }
         let (wanted, addresses) = self.health_checks(&engine);
-        self.engine = Some(engine);
         if outcome.is_ok() {
             self.node_health.sync(&wanted, &addresses).await;
             self.metrics.health_ports_failed.set(self.node_health.failed() as i64);
         }
+        let model = &mut self.engine.insert(engine).model;
         match outcome {
             Ok(report) => {
                 let seconds = report.took.as_secs_f64();
@@ -361,13 +418,16 @@ impl Loop {
                 } else {
                     tracing::debug!(?report, "sync");
                 }
-                Ok(!report.conntrack_pending)
+                let again = self.book.synced(model, std::time::Instant::now());
+                self.metrics.drains.set(self.book.len() as i64);
+                Ok(if again { Some(Duration::ZERO) } else { report.conntrack_pending.then_some(RETRY) })
             }
             Err(error) => {
                 self.metrics.failures.inc();
                 self.tracking.triggers.extend(triggers);
+                self.book.failed(model, &error.to_string());
                 tracing::error!(%error, "sync failed; the table will be listed, compared and repaired");
-                Ok(false)
+                Ok(Some(RETRY))
             }
         }
     }
@@ -395,7 +455,9 @@ impl Loop {
                 tracking.trigger(&object.metadata);
                 let node_name = model.node_name().to_owned();
                 let record = decode::slice(&object, &node_name, &mut model.interner);
+                let uids = record.as_ref().map(|record| decode::local_uids(&object, record));
                 model.set_slice(&name, record);
+                model.set_local_uids(&name, uids.unwrap_or_default());
                 self.metrics.endpoint_changes.inc();
             }
             Input::SliceGone(object) => {

@@ -3,9 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::path::Path;
 
 use keelson_netfilter::nft::{Family as NftFamily, KernelNft, Nft as _, NftError};
 
+use crate::drain::server;
 use crate::model::FrontendKey;
 use crate::nftables::layout::{Layout, LayoutOptions, ListMap, LocalSource, TABLE, VerdictMap, class_name};
 use crate::nftables::state::{Committed, V};
@@ -146,6 +148,12 @@ pub fn cleanup() -> Result<String, NftError> {
     for family in [NftFamily::Ipv4, NftFamily::Ipv6] {
         let what = if delete_table(&mut nft, family)? { "deleted" } else { "was not there" };
         let _ = writeln!(out, "table {} {TABLE} {what}", family.name());
+    }
+    // Without it the agent does not wait for a dataplane that will not come back.
+    match server::remove_stale(Path::new(server::DEFAULT_SOCKET)) {
+        Ok(true) => drop(writeln!(out, "socket {} deleted", server::DEFAULT_SOCKET)),
+        Ok(false) => {}
+        Err(error) => drop(writeln!(out, "socket kept: {error}")),
     }
     Ok(out)
 }

@@ -43,6 +43,19 @@ fn a_configuration_made_for_upstream_loads() {
 }
 
 #[test]
+fn the_drains_socket_can_be_elsewhere_or_nowhere() {
+    let socket = |body: &str| load(body).map(|config| config.drain_socket);
+    assert_eq!(socket(""), Ok(Some("/run/keelson/dataplane.sock".into())));
+    assert_eq!(socket("keelson: {drainSocket: /run/x.sock}\n"), Ok(Some("/run/x.sock".into())));
+    assert_eq!(socket("keelson: {drainSocket: \"\"}\n"), Ok(None));
+    let long = format!("/{}", "x".repeat(103));
+    for (path, words) in [("x.sock", "absolute"), ("/run/", "absolute"), (long.as_str(), "longer than the 103 bytes")] {
+        let error = socket(&format!("keelson: {{drainSocket: {path}}}\n")).unwrap_err();
+        assert!(error.contains("keelson.drainSocket: ") && error.contains(words), "{error}");
+    }
+}
+
+#[test]
 fn every_mistake_is_named_with_its_place() {
     let error = load(
         "mode: iptables\nclusterCIDR: nonsense\nhealthzBindAddress: here\nnodePortAddresses: [primary, 10.0.0.0/8]\n\

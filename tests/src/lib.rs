@@ -7,6 +7,7 @@ pub mod api;
 pub mod faulty;
 pub mod inventory;
 pub mod lab;
+pub mod load;
 pub mod manifests;
 pub mod net;
 pub mod objects;

@@ -1,6 +1,9 @@
 //! Several nodes: pods reach each other, Services and node ports work on each, routes follow nodes, and a node that loses
 //! its power comes back clean.
 
+#[path = "nodes/drain.rs"]
+mod drain;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -32,6 +35,10 @@ fn main() -> ExitCode {
         ("a_node_port_goes_before_a_host_port", precedence),
         ("routes_that_somebody_removes_come_back", repair),
         ("what_pods_send_out_of_the_cluster_has_the_nodes_address", egress),
+        ("a_rolling_update_under_load_fails_no_request", drain::rolling_update),
+        ("without_the_drain_the_same_update_fails_some", drain::without),
+        ("a_rolling_update_cuts_no_kept_connection", drain::kept_connections),
+        ("a_drain_goes_on_where_a_killed_agent_left_it", drain::killed),
         ("an_agent_restart_keeps_routes_and_removes_stale_ones", restart),
         ("a_node_joins_and_leaves", third_node),
         ("a_node_that_loses_its_power_is_replaced_and_comes_back_clean", power_cut),

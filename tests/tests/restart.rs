@@ -122,6 +122,13 @@ fn reconfigure(lab: &Lab, from: &str, to: &str) -> Result<()> {
     lab.service("node-1", "agent", "restart")
 }
 
+/// How many pods Services have let go of in time, since the agent started.
+fn drained(lab: &Lab) -> Result<f64> {
+    let text = lab.kubectl(&["get", "--raw", "/api/v1/nodes/node-1/proxy/metrics"])?;
+    let agreed = "keelson_agent_drains_total{outcome=\"agreed\"} ";
+    text.lines().find_map(|line| line.strip_prefix(agreed)).map_or(Ok(0.0), |count| Ok(count.parse()?))
+}
+
 fn embedded(lab: &Lab) -> Result<()> {
     let space = echo_servers(lab, "embedded")?;
     let node = From::Process(lab.pid("node-1")?);
@@ -143,7 +150,13 @@ fn embedded(lab: &Lab) -> Result<()> {
         let (status, text) = net::get(node, "127.0.0.1:10248".parse()?, "/readyz?verbose")?;
         ensure!(status == 200 && text.contains("[+]dataplane ok"), "{status} {text}");
         ensure!(lab.service_status("node-1", "dataplane")?["state"] != "running");
-        Ok(())
+        // A pod that ends is let go of by the hosted one as by the other.
+        let before = drained(lab)?;
+        space.kubectl(&["scale", "deployment", "web", "--replicas=3"])?;
+        space.rolled_out("web")?;
+        space.endpoints("web", 3)?;
+        space.kubectl(&["scale", "deployment", "web", "--replicas=2"])?;
+        lab.until("the hosted dataplane has let go of a pod", 20, || Ok(drained(lab)? > before))
     })();
     // Back to what the other tests expect, whatever came of it.
     lab.node("node-1", &["sed", "-i", "/^dataplaneConfig:/d", "/etc/keelson/node.yaml"])?;

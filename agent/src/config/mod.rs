@@ -331,6 +331,24 @@ mod tests {
     }
 
     #[test]
+    fn the_drain_has_its_bounds() {
+        let node = "apiVersion: keelson.dev/v1alpha1\nkind: NodeConfig\ndrain:\n";
+        let settings = parse(&format!("{node}  mode: always\n  allowance: 0s\n")).unwrap().node.drain.settings();
+        assert_eq!((settings.mode, settings.allowance.as_millis()), (crate::drain::Mode::Always, 0));
+        assert_eq!(settings.socket, Path::new("/run/keelson/dataplane.sock"));
+        let error = parse(&format!("{node}  allowance: 3s\n  fixedWait: 2001ms\n  socket: here\n")).unwrap_err();
+        for expected in [
+            ":4:3: drain.allowance: 3s is longer than a drain may take (2 s)",
+            ":5:3: drain.fixedWait: 2.001s is longer",
+            ":6:3: drain.socket: \"here\" is not the absolute path of a file",
+        ] {
+            assert!(error.contains(expected), "{expected} is not in {error}");
+        }
+        let error = parse(&format!("{node}  mode: sometimes\n  limit: 1s\n")).unwrap_err();
+        assert!(error.contains("auto") && error.contains("limit"), "{error}");
+    }
+
+    #[test]
     fn unknown_kinds_are_named() {
         let e = parse("apiVersion: v1\nkind: Pod\n").unwrap_err();
         assert!(e.contains("NodeConfig"), "{e}");

@@ -3,13 +3,18 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Taint;
+use keelson_dataplane::drain::server;
 use keelson_kinds::names;
 use kube_common::config::{Document, Mistake};
+use kube_common::duration::GoDuration;
 use serde::Deserialize;
 
 use super::check::{self, Found};
+use crate::drain::decide::LIMIT;
+use crate::drain::{Mode, Settings};
 
 /// State directory (upstream's default).
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
@@ -21,6 +26,11 @@ const DEFAULT_BIN_DIR: &str = "/opt/cni/bin";
 const DEFAULT_BRIDGE: &str = "cni0";
 /// Longest name of a network interface (`IFNAMSIZ` less the final zero).
 const MAX_INTERFACE_NAME: usize = 15;
+/// By then the dataplanes of other nodes have what ours has: slices reach all of them at once, and a sync takes milliseconds (with a stock kube-proxy up
+/// to its minSyncPeriod of 1 s, where something else has just changed).
+const DEFAULT_ALLOWANCE: GoDuration = GoDuration(Duration::from_millis(500));
+/// A slice's way from the deletion to all nodes, with a stock kube-proxy's minSyncPeriod of 1 s.
+const DEFAULT_FIXED_WAIT: GoDuration = GoDuration(Duration::from_millis(1500));
 /// Smallest MTU that IPv6 allows.
 const MIN_MTU: u32 = 1280;
 
@@ -53,6 +63,8 @@ pub struct NodeConfig {
     pub dataplane: DataplaneMode,
     /// Configuration file of the embedded dataplane (`KubeProxyConfiguration`).
     pub dataplane_config: Option<PathBuf>,
+    /// How Services let go of pods that end.
+    pub drain: DrainConfig,
 }
 
 impl Default for NodeConfig {
@@ -70,6 +82,7 @@ impl Default for NodeConfig {
             network: NetworkConfig::default(),
             dataplane: DataplaneMode::None,
             dataplane_config: None,
+            drain: DrainConfig::default(),
         }
     }
 }
@@ -117,6 +130,53 @@ impl Default for NetworkConfig {
     }
 }
 
+/// How Services let go of pods that end, before these get their signal.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "camelCase")]
+pub struct DrainConfig {
+    /// Where our dataplane runs (`auto`), everywhere (`always`), or never.
+    pub mode: Mode,
+    /// The dataplane's socket, its `keelson.drainSocket`. The embedded one listens here.
+    pub socket: PathBuf,
+    /// What other nodes get after the slices have agreed.
+    pub allowance: GoDuration,
+    /// The wait on a node without our dataplane, in mode `always`.
+    pub fixed_wait: GoDuration,
+}
+
+impl Default for DrainConfig {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            socket: server::DEFAULT_SOCKET.into(),
+            allowance: DEFAULT_ALLOWANCE,
+            fixed_wait: DEFAULT_FIXED_WAIT,
+        }
+    }
+}
+
+impl DrainConfig {
+    /// As workers need it.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        let (allowance, fixed_wait) = (self.allowance.0, self.fixed_wait.0);
+        Settings { mode: self.mode, socket: self.socket.clone(), allowance, fixed_wait }
+    }
+
+    fn check(&self, document: &Document) -> Vec<Mistake> {
+        let mut found = Vec::new();
+        for (field, time) in [("drain.allowance", self.allowance), ("drain.fixedWait", self.fixed_wait)] {
+            if time.0 > LIMIT {
+                let message = format!("{time} is longer than a drain may take ({} s)", LIMIT.as_secs());
+                found.push(document.mistake_at(field, message));
+            }
+        }
+        let problem = server::path_problem(&self.socket.to_string_lossy());
+        found.extend(problem.map(|message| document.mistake_at("drain.socket", message)));
+        found
+    }
+}
+
 /// Where the service dataplane runs.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
@@ -161,6 +221,7 @@ impl NodeConfig {
         if self.dataplane == DataplaneMode::None && self.dataplane_config.is_some() {
             found.push(document.mistake_at("dataplaneConfig", "has no effect without `dataplane: embedded`"));
         }
+        found.extend(self.drain.check(document));
         found
     }
 }

@@ -1,6 +1,6 @@
-//! Service variables, from an index that watches keep up to date.
+//! Service variables, and which pods Services select, from an index that watches keep up to date.
 //!
-//! The index holds only what the variables need (a cluster IP and ports), so that thousands of
+//! The index holds only what that needs (a cluster IP, ports, the selector), so that thousands of
 //! services cost little; it changes by one service at a time and is never rebuilt for a container.
 //! Upstream counterpart: `pkg/kubelet/envvars` over a full service lister.
 
@@ -87,10 +87,31 @@ fn variable_name(name: &str) -> String {
     if upper.starts_with(|c: char| c.is_ascii_digit()) { format!("_{upper}") } else { upper }
 }
 
+/// Labels that a Service asks for, in one piece: key, zero, value, zero, … Neither can have a zero in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Selector(Box<str>);
+
+impl Selector {
+    /// `None` for a service that selects nothing: no selector, or one that names another host.
+    fn new(service: &Service) -> Option<Self> {
+        let spec = service.spec.as_ref().filter(|spec| spec.type_.as_deref() != Some("ExternalName"))?;
+        let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty())?;
+        Some(Self(selector.iter().flat_map(|(key, value)| [key, "\0", value, "\0"]).collect::<String>().into()))
+    }
+
+    fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        let mut parts = self.0.split_terminator('\0');
+        std::iter::from_fn(|| Some((parts.next()?, parts.next()?)))
+            .all(|(key, value)| labels.get(key).is_some_and(|label| label == value))
+    }
+}
+
 /// Services by namespace and name.
 #[derive(Debug, Default)]
 pub struct ServiceIndex {
     namespaces: HashMap<Box<str>, BTreeMap<Box<str>, ServiceEntry>>,
+    /// Selectors, also of services without variables: headless ones have endpoints, too.
+    selectors: HashMap<Box<str>, BTreeMap<Box<str>, Selector>>,
     synced: bool,
 }
 
@@ -122,22 +143,20 @@ impl ServiceIndex {
         else {
             return;
         };
-        match ServiceEntry::new(service) {
-            Some(entry) => {
-                self.namespaces.entry(namespace.into()).or_default().insert(name.into(), entry);
-            }
-            None => self.remove(namespace, name),
-        }
+        keep(&mut self.namespaces, namespace, name, ServiceEntry::new(service));
+        keep(&mut self.selectors, namespace, name, Selector::new(service));
     }
 
     /// Forgets one service.
     pub fn remove(&mut self, namespace: &str, name: &str) {
-        if let Some(services) = self.namespaces.get_mut(namespace) {
-            services.remove(name);
-            if services.is_empty() {
-                self.namespaces.remove(namespace);
-            }
-        }
+        keep(&mut self.namespaces, namespace, name, None);
+        keep(&mut self.selectors, namespace, name, None);
+    }
+
+    /// Whether a service of the namespace selects a pod with these labels.
+    pub fn selects(&self, namespace: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
+        let (Some(selectors), Some(labels)) = (self.selectors.get(namespace), labels) else { return false };
+        selectors.values().any(|selector| selector.matches(labels))
     }
 
     /// Takes the place of everything known, after a complete list.
@@ -162,6 +181,22 @@ impl ServiceIndex {
             entry.variables(master, &mut out);
         }
         out
+    }
+}
+
+/// Puts an entry into its place, or takes it out; no empty namespace stays.
+fn keep<T>(namespaces: &mut HashMap<Box<str>, BTreeMap<Box<str>, T>>, namespace: &str, name: &str, entry: Option<T>) {
+    match entry {
+        Some(entry) => {
+            namespaces.entry(namespace.into()).or_default().insert(name.into(), entry);
+        }
+        None => {
+            let Some(services) = namespaces.get_mut(namespace) else { return };
+            services.remove(name);
+            if services.is_empty() {
+                namespaces.remove(namespace);
+            }
+        }
     }
 }
 
@@ -260,6 +295,49 @@ mod tests {
         let vars = index().variables("shop", false);
         assert!(!vars.is_empty() && vars.iter().all(|(k, _)| k.starts_with("KUBERNETES_")));
         assert_eq!(index().variables("other", true), vars);
+    }
+
+    #[test]
+    fn selectors_name_pods_of_their_namespace() {
+        let mut index = ServiceIndex::new();
+        let mut add = |namespace: &str, name: &str, spec: serde_json::Value| {
+            let meta = serde_json::json!({"namespace": namespace, "name": name});
+            index.apply(&serde_json::from_value(serde_json::json!({"metadata": meta, "spec": spec})).unwrap());
+        };
+        // Headless, and without a port.
+        add("shop", "web", serde_json::json!({"clusterIP": "None", "selector": {"app": "web", "tier": ""}}));
+        add("shop", "all", serde_json::json!({"clusterIP": "10.96.0.7", "selector": {}}));
+        add("shop", "hand", serde_json::json!({"clusterIP": "10.96.0.8", "ports": [{"port": 80}]}));
+        add("shop", "cname", serde_json::json!({"type": "ExternalName", "selector": {"app": "cname"}}));
+        let labels = |text: &str| -> BTreeMap<String, String> {
+            text.split(',').filter_map(|p| p.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+        };
+        let selects = |index: &ServiceIndex, text: &str| index.selects("shop", Some(&labels(text)));
+        for (text, expected) in [
+            ("app=web,tier=", true),
+            ("app=web,tier=,more=x", true),
+            ("app=web", false),
+            ("app=web,tier=front", false),
+            ("app=web2,tier=", false),
+            ("tier=", false),
+            ("app=cname", false),
+            ("", false),
+        ] {
+            assert_eq!(selects(&index, text), expected, "{text}");
+        }
+        assert!(!index.selects("other", Some(&labels("app=web,tier="))) && !index.selects("shop", None));
+        index.remove("shop", "web");
+        assert!(!selects(&index, "app=web,tier="));
+        // What a Service selects can change, and end.
+        let select = |app: &str| serde_json::json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": {"selector": {"app": app}}});
+        index.apply(&serde_json::from_value(select("a")).unwrap());
+        assert!(selects(&index, "app=a"));
+        index.apply(&serde_json::from_value(select("b")).unwrap());
+        assert!(!selects(&index, "app=a") && selects(&index, "app=b"));
+        let mut none = select("b");
+        none["spec"] = serde_json::json!({});
+        index.apply(&serde_json::from_value(none).unwrap());
+        assert!(!selects(&index, "app=b"));
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub enum Step {
     Start,
     /// The postStart hook runs.
     PostStart,
+    /// Services let go of the pod, which ends.
+    Drain,
     /// The preStop hook runs.
     PreStop,
     /// The container has its signal and ends.
@@ -47,6 +49,7 @@ impl Step {
             Self::Create => "create",
             Self::Start => "start",
             Self::PostStart => "postStart hook",
+            Self::Drain => "Services to let go of it",
             Self::PreStop => "preStop hook",
             Self::Stop => "stop",
             Self::StopSandbox => "stop of the sandbox",

@@ -168,14 +168,21 @@ impl Flight {
 
     /// A step begins.
     pub fn begin(self: &Arc<Self>, pod: &Pod, container: Option<&str>, step: Step) -> Doing {
+        self.begin_since(pod, container, step, clock::now())
+    }
+
+    /// A step that began at this time, nanoseconds since the epoch: an agent before this one may have begun it.
+    pub fn begin_since(self: &Arc<Self>, pod: &Pod, container: Option<&str>, step: Step, since: i64) -> Doing {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (uid, container) = (pod::uid(pod).to_owned(), container.map(str::to_owned));
         if let Some(track) = self.tracks.lock().get_mut(&uid) {
-            track.open.insert(number, Open { step, container: container.clone(), since: clock::now() });
+            track.open.insert(number, Open { step, container: container.clone(), since });
         }
-        self.note(pod, container.as_deref(), What::Begin(step, number), "");
-        let name = place(pod);
-        Doing { flight: self.clone(), uid, pod: name, container, step, number, began: Instant::now(), outcome: None }
+        let (pod, text, what) = (place(pod), String::new(), What::Begin(step, number));
+        self.put(Line { at: since, uid: uid.clone(), pod: pod.clone(), container: container.clone(), what, text });
+        let past = Duration::from_nanos(u64::try_from(clock::now().saturating_sub(since)).unwrap_or(0));
+        let began = Instant::now().checked_sub(past).unwrap_or_else(Instant::now);
+        Doing { flight: self.clone(), uid, pod, container, step, number, began, outcome: None }
     }
 
     /// The part of a sandbox's making until its network was there: the runtime notes the sandbox's creation right after the plugins' ADD.

@@ -283,7 +283,7 @@ impl Runtime for FakeRuntime {
     }
 
     fn stop_container<'a>(&'a self, id: &'a str, timeout: Duration) -> Call<'a, ()> {
-        done(self.act("StopContainer", &timeout.as_secs().to_string(), |w| {
+        done(self.act("StopContainer", &timeout.as_millis().div_ceil(1000).to_string(), |w| {
             let (_, c) =
                 w.containers.iter_mut().find(|(_, c)| c.id == id).ok_or_else(|| missing("StopContainer", id))?;
             if c.state == ContainerState::Running {

@@ -98,6 +98,12 @@ impl Statuses {
         self.pods.lock().get(uid).map(|e| e.status.clone())
     }
 
+    /// The UID under which the API (and so its slices) knows a pod: its own, or that of a static pod's mirror.
+    #[must_use]
+    pub fn api_uid(&self, uid: &str) -> Option<String> {
+        self.pods.lock().get(uid)?.api_uid.clone()
+    }
+
     /// Takes a computed status.
     pub fn set(&self, pod: &Pod, status: PodStatus) {
         let uid = pod::uid(pod).to_owned();

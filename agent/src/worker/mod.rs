@@ -5,6 +5,9 @@
 //! of its inputs changes or its own deadline comes. Stopping the agent stops workers, never containers. Upstream
 //! counterpart: `pkg/kubelet/pod_workers.go`.
 
+mod let_go;
+#[cfg(test)]
+mod let_go_tests;
 mod start;
 mod stop;
 #[cfg(test)]
@@ -28,6 +31,7 @@ use crate::admission::{Ledger, ROOM_LOOK, Refusal, Verdict};
 use crate::cgroup::Cgroups;
 use crate::clock;
 use crate::create::{NodeSettings, sysctl};
+use crate::drain;
 use crate::events::Recorder;
 use crate::flight::line::Step;
 use crate::flight::{Doing, Flight};
@@ -74,6 +78,8 @@ pub struct NodeContext {
     pub cgroups: Cgroups,
     /// Who has a place on the node.
     pub ledger: Ledger,
+    /// How Services let go of pods.
+    pub drain: drain::Settings,
     /// Settings of creation.
     pub settings: NodeSettings,
     /// Settings of decisions.
@@ -537,7 +543,7 @@ impl Worker {
                 let text = "Pod sandbox changed, it will be killed and re-created.";
                 self.node.recorder.pod(&self.pod, "Normal", "SandboxChanged", text);
             }
-            if !self.stop_everything(record, pod::spec_grace(&self.pod)).await {
+            if !self.stop_everything(record, stop::seconds(pod::spec_grace(&self.pod)), Duration::ZERO).await {
                 return false;
             }
         }

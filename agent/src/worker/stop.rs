@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -25,12 +25,21 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 /// Longest pause after failed steps.
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-fn seconds(s: i64) -> Duration {
+pub(super) fn seconds(s: i64) -> Duration {
     Duration::from_secs(u64::try_from(s).unwrap_or(0))
 }
 
+/// What is left of a time. A runtime takes whole seconds, so it is rounded down; one second is always left of a time that is given at all (upstream's
+/// least grace is longer).
+fn left(time: Duration, spent: Duration) -> Duration {
+    if time.is_zero() || spent.is_zero() {
+        return time;
+    }
+    seconds(1).max(Duration::from_secs(time.saturating_sub(spent).as_secs()))
+}
+
 impl Worker {
-    /// Ends the pod: stops it, waits until nothing lives, cleans up.
+    /// Ends the pod: has Services let go of it, stops it, waits until nothing lives, cleans up.
     pub(super) async fn end(&mut self, desired: &mut watch::Receiver<Desired>, stop: &CancellationToken) -> Outcome {
         self.admission = None;
         self.node.ledger.ending(self.uid());
@@ -39,19 +48,20 @@ impl Worker {
         if self.calls.idle().await {
             let _ = self.node.pleg.refresh(self.uid()).await;
         }
+        // What the node itself ends is told first: slices follow the status.
+        self.ending(desired);
+        let spent = tokio::select! {
+            () = stop.cancelled() => return Outcome::AgentStops,
+            spent = self.let_go(desired) => spent,
+        };
         loop {
-            let want = desired.borrow_and_update().clone();
-            self.pod = want.pod.clone();
-            self.end = want.end.clone().or(self.end.take());
+            let mut record = self.ending(desired);
             let grace = self.grace();
-            let mut record = self.record();
-            self.update_probes(&record);
-            self.publish(&record, false);
             let stopped = tokio::select! {
                 () = stop.cancelled() => return Outcome::AgentStops,
                 // A shorter grace starts the stopping over; containers that got a signal just get it again.
                 () = shorter(desired, grace) => continue,
-                done = self.stop_everything(&record, grace) => done,
+                done = self.stop_everything(&record, seconds(grace), spent.of(grace)) => done,
             };
             if let Ok(fresh) = self.node.pleg.refresh(self.uid()).await {
                 record = fresh;
@@ -75,23 +85,40 @@ impl Worker {
         self.clean_up(desired, stop).await
     }
 
-    /// The grace of this end, in seconds.
-    fn grace(&self) -> i64 {
-        self.pod.metadata.deletion_grace_period_seconds.unwrap_or_else(|| pod::spec_grace(&self.pod))
+    /// Takes the newest wish to end and tells the API; the record that it was told from.
+    fn ending(&mut self, desired: &mut watch::Receiver<Desired>) -> Arc<PodRecord> {
+        let want = desired.borrow_and_update().clone();
+        self.pod = want.pod.clone();
+        self.end = want.end.clone().or(self.end.take());
+        let record = self.record();
+        self.update_probes(&record);
+        self.publish(&record, false);
+        record
     }
 
-    /// Stops main containers, then sidecars in reverse order, then the sandboxes; true when all calls succeeded.
-    pub(super) async fn stop_everything(&self, record: &PodRecord, grace: i64) -> bool {
-        let deadline = Instant::now() + seconds(grace);
+    /// The grace of this end, in seconds.
+    pub(super) fn grace(&self) -> i64 {
+        Self::grace_of(&self.pod)
+    }
+
+    /// The grace that a pod ends with, in seconds.
+    pub(super) fn grace_of(pod: &Pod) -> i64 {
+        pod.metadata.deletion_grace_period_seconds.unwrap_or_else(|| pod::spec_grace(pod))
+    }
+
+    /// Stops main containers, then sidecars in reverse order, then the sandboxes; true when all calls succeeded. `spent` of the grace is over already.
+    pub(super) async fn stop_everything(&self, record: &PodRecord, grace: Duration, spent: Duration) -> bool {
         // Upstream never shortens below two seconds, except when the API asked for an end at once.
         let at_once = self.pod.metadata.deletion_grace_period_seconds == Some(0);
         let least = if at_once { Duration::ZERO } else { seconds(MIN_GRACE) };
+        let (grace, least) = (left(grace, spent), left(least, spent));
+        let deadline = Instant::now() + grace;
         let live = || {
             record.containers.iter().filter(|c| matches!(c.state, ContainerState::Running | ContainerState::Unknown))
         };
         let is_sidecar =
             |c: &ContainerRecord| matches!(pod::find_container(&self.pod, &c.name), Some((Role::Sidecar, _)));
-        let mains = live().filter(|c| !is_sidecar(c)).map(|c| self.stop_container(c, None, seconds(grace), least));
+        let mains = live().filter(|c| !is_sidecar(c)).map(|c| self.stop_container(c, None, grace, least));
         let mut clean = futures::future::join_all(mains).await.into_iter().all(|ok| ok);
         for sidecar in pod::init_containers(&self.pod).iter().rev().filter(|c| pod::is_sidecar(c)) {
             for record in live().filter(|c| c.name == sidecar.name) {

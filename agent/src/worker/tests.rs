@@ -14,9 +14,9 @@ use crate::materials::Bare;
 use crate::runtime::fake::FakeRuntime;
 use crate::runtime::{ContainerRecord, ContainerState, RuntimeError};
 
-struct Bench {
-    fake: Arc<FakeRuntime>,
-    node: Arc<NodeContext>,
+pub(super) struct Bench {
+    pub(super) fake: Arc<FakeRuntime>,
+    pub(super) node: Arc<NodeContext>,
     _dir: tempfile::TempDir,
 }
 
@@ -28,7 +28,11 @@ fn ledger() -> Ledger {
     Ledger::new(facts, watch::Sender::new(None).subscribe())
 }
 
-fn bench() -> Bench {
+pub(super) fn bench() -> Bench {
+    bench_with(drain::Mode::Auto)
+}
+
+pub(super) fn bench_with(mode: drain::Mode) -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let fake = Arc::new(FakeRuntime::with_images(&["busybox:1"]));
     let runtime: Arc<dyn Runtime> = fake.clone();
@@ -46,6 +50,12 @@ fn bench() -> Bench {
         materials: Arc::new(Bare),
         cgroups: Cgroups::new(Layout::Unified(path("cgroup")), "", CgroupDriver::Cgroupfs, false),
         ledger: ledger(),
+        drain: drain::Settings {
+            mode,
+            socket: path("plane.sock"),
+            allowance: Duration::from_millis(300),
+            fixed_wait: Duration::from_millis(700),
+        },
         settings: NodeSettings {
             logs_root: path("pods"),
             links_root: path("links"),
@@ -74,18 +84,31 @@ fn pod(spec: serde_json::Value) -> Arc<Pod> {
     )
 }
 
-fn simple() -> Arc<Pod> {
+pub(super) fn simple() -> Arc<Pod> {
     pod(json!({"terminationGracePeriodSeconds": 5, "containers": [{"name": "m", "image": "busybox:1"}]}))
 }
 
-struct Running {
-    desired: watch::Sender<Desired>,
-    stop: CancellationToken,
-    task: tokio::task::JoinHandle<Outcome>,
+pub(super) struct Running {
+    pub(super) desired: watch::Sender<Desired>,
+    pub(super) stop: CancellationToken,
+    pub(super) task: tokio::task::JoinHandle<Outcome>,
+}
+
+impl Running {
+    /// The API's deletion with a grace.
+    pub(super) fn delete(&self, grace: i64) {
+        self.desired.send_modify(|d| {
+            let mut p = (*d.pod).clone();
+            let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(clock::timestamp());
+            p.metadata.deletion_timestamp = Some(now);
+            p.metadata.deletion_grace_period_seconds = Some(grace);
+            d.pod = Arc::new(p);
+        });
+    }
 }
 
 impl Bench {
-    fn start(&self, pod: Arc<Pod>) -> Running {
+    pub(super) fn start(&self, pod: Arc<Pod>) -> Running {
         let (desired, rx) = watch::channel(Desired { pod, removed: false, end: None });
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(self.node.clone(), rx, stop.clone()));
@@ -93,7 +116,7 @@ impl Bench {
     }
 
     /// Waits until the pod's status fulfils a condition; reads the runtime as an event would make the agent do.
-    async fn until(&self, what: &str, check: impl Fn(&PodStatus) -> bool) -> Arc<PodStatus> {
+    pub(super) async fn until(&self, what: &str, check: impl Fn(&PodStatus) -> bool) -> Arc<PodStatus> {
         self.until_of("u1", what, check).await
     }
 
@@ -109,7 +132,7 @@ impl Bench {
     }
 }
 
-fn phase(want: &'static str) -> impl Fn(&PodStatus) -> bool {
+pub(super) fn phase(want: &'static str) -> impl Fn(&PodStatus) -> bool {
     move |s| s.phase.as_deref() == Some(want)
 }
 
@@ -143,12 +166,7 @@ async fn deletion_uses_the_grace_and_removes_everything() {
     let b = bench();
     let r = b.start(simple());
     b.until("running", phase("Running")).await;
-    r.desired.send_modify(|d| {
-        let mut p = (*d.pod).clone();
-        p.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(clock::timestamp()));
-        p.metadata.deletion_grace_period_seconds = Some(7);
-        d.pod = Arc::new(p);
-    });
+    r.delete(7);
     assert_eq!(r.task.await.unwrap(), Outcome::Gone);
     let changes = b.fake.changes();
     // The time since the decision is taken off the grace.

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
+use super::drain::LocalUids;
 use super::refused::Refused;
 use super::types::{
     EndpointRecord, Family, Hints, Name, NodeRecord, Protocol, ServicePort, ServiceRecord, SlicePort, SliceRecord,
@@ -222,6 +223,21 @@ pub fn slice(slice: &EndpointSlice, node_name: &str, interner: &mut Interner) ->
         ports,
         endpoints: endpoints.into(),
     })
+}
+
+/// UIDs of this node's pods among a slice's endpoints, by their place in what [`slice`] made of it.
+pub fn local_uids(object: &EndpointSlice, record: &SliceRecord) -> LocalUids {
+    if !record.endpoints.iter().any(|e| e.local) {
+        return LocalUids::default();
+    }
+    let mut all = object.endpoints.iter().flatten();
+    let places = record.endpoints.iter().enumerate().filter_map(|(place, kept)| {
+        // What is not in the record has an address that no record has.
+        let source = all.find(|e| e.addresses.first().and_then(|a| a.parse().ok()) == Some(kept.addr))?;
+        let uid = source.target_ref.as_ref()?.uid.as_deref().filter(|uid| kept.local && !uid.is_empty())?;
+        Some((u32::try_from(place).ok()?, uid.into()))
+    });
+    places.collect()
 }
 
 /// The node this proxy runs on.

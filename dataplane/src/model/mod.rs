@@ -6,6 +6,7 @@
 
 pub mod choose;
 pub mod decode;
+pub mod drain;
 mod refused;
 pub mod types;
 
@@ -122,6 +123,7 @@ pub struct Model {
     dirty: BTreeSet<Name>,
     /// Services with a health check node port.
     health_ports: BTreeMap<Name, u16>,
+    drains: drain::Drains,
     /// Shared strings and hints of the records; decoding fills it.
     pub interner: Interner,
 }
@@ -178,6 +180,9 @@ impl Model {
 
     /// Takes note of a slice, or that it is gone.
     pub fn set_slice(&mut self, slice: &Name, record: Option<SliceRecord>) {
+        if record.is_none() {
+            self.drains.forget(slice);
+        }
         let before = self.slice_owner.get(slice).cloned();
         let after = record.as_ref().map(|r| r.service.clone());
         if let Some(before) = before.filter(|b| Some(b) != after.as_ref()) {
@@ -240,9 +245,10 @@ impl Model {
         };
         let mut plan = ServicePlan { cluster_ips: service.cluster_ips.clone(), ..ServicePlan::default() };
         let families: BTreeSet<Family> = service.cluster_ips.iter().map(|ip| Family::of(*ip)).collect();
+        let slices = self.treated(entry);
         for port in &service.ports {
             for family in &families {
-                let chosen = choose::choose(self, entry.slices.values(), port, *family);
+                let chosen = choose::choose(self, slices.iter().map(AsRef::as_ref), port, *family);
                 let affinity = service.affinity_seconds.map(|seconds| Affinity {
                     // The timeout is part of it: a set's timeout cannot be changed.
                     id: stable_id(&[
@@ -307,9 +313,10 @@ impl Model {
     #[must_use]
     pub fn local_endpoints(&self, name: &Name) -> usize {
         let Some(entry) = self.entries.get(name) else { return 0 };
+        let slices = self.treated(entry);
         let of_family = |family| {
-            let slices = entry.slices.values().filter(|s| s.family == family && !s.ports.is_empty());
-            let ready = slices.flat_map(|s| s.endpoints.iter()).filter(|e| e.local && e.ready);
+            let of_family = slices.iter().filter(|s| s.family == family && !s.ports.is_empty());
+            let ready = of_family.flat_map(|s| s.endpoints.iter()).filter(|e| e.local && e.ready);
             ready.map(|e| e.addr).collect::<BTreeSet<_>>().len()
         };
         of_family(Family::V4).max(of_family(Family::V6))

@@ -44,6 +44,9 @@ use tokio_util::task::TaskTracker;
 /// Pause after a failed accept (out of file descriptors), so that it does not become a busy loop.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
+/// How long connections that stay idle are kept for their last answer.
+const IDLE_LIMIT: Duration = Duration::from_secs(5);
+
 /// Requests that `/seen` tells.
 const SEEN_LIMIT: usize = 1000;
 
@@ -54,6 +57,9 @@ enum OnTerm {
     Immediate,
     /// Accept no more, finish what is in flight, close idle connections, exit 0.
     Graceful,
+    /// Accept no more, answer once more on each connection and say that it closes with that, close those that stay idle, exit 0: no client is cut
+    /// off between two requests.
+    LastAnswer,
     /// Go on, until SIGKILL.
     Ignore,
 }
@@ -93,6 +99,8 @@ struct Server {
     seen: RefCell<VecDeque<String>>,
     started: Instant,
     closing: CancellationToken,
+    /// Answers given from now on are the last ones of their connections.
+    last_answers: Cell<bool>,
 }
 
 impl Server {
@@ -130,23 +138,26 @@ async fn run(options: Options) -> io::Result<()> {
         seen: RefCell::default(),
         started: Instant::now(),
         closing: CancellationToken::new(),
+        last_answers: Cell::new(false),
     });
+    // Listeners close before connections do.
+    let accepting = CancellationToken::new();
     let tracker = TaskTracker::new();
     for &port in &options.http {
         let (listener, server, connections) = (listen(port).await?, Rc::clone(&server), tracker.clone());
-        tokio::task::spawn_local(accept_loop(listener, server.closing.clone(), move |stream, source| {
+        tokio::task::spawn_local(accept_loop(listener, accepting.clone(), move |stream, source| {
             connections.spawn_local(http::serve(stream, source, Rc::clone(&server)));
         }));
     }
     for &port in &options.grpc {
         let (listener, server, connections) = (listen(port).await?, Rc::clone(&server), tracker.clone());
-        tokio::task::spawn_local(accept_loop(listener, server.closing.clone(), move |stream, _| {
+        tokio::task::spawn_local(accept_loop(listener, accepting.clone(), move |stream, _| {
             connections.spawn_local(grpc::serve(stream, Rc::clone(&server)));
         }));
     }
     for &port in &options.tcp_echo {
         let (listener, closing, connections) = (listen(port).await?, server.closing.clone(), tracker.clone());
-        tokio::task::spawn_local(accept_loop(listener, closing.clone(), move |stream, _| {
+        tokio::task::spawn_local(accept_loop(listener, accepting.clone(), move |stream, _| {
             connections.spawn_local(echo::tcp(stream, closing.clone()));
         }));
     }
@@ -158,10 +169,15 @@ async fn run(options: Options) -> io::Result<()> {
         server.identity.pod, options.http, options.tcp_echo, options.udp_echo
     );
     wait_for_end(options.on_term).await?;
-    if options.on_term == OnTerm::Graceful {
+    if options.on_term != OnTerm::Immediate {
         println!("test-server: draining {} connections", tracker.len());
-        server.closing.cancel();
+        accepting.cancel();
         tracker.close();
+        if options.on_term == OnTerm::LastAnswer {
+            server.last_answers.set(true);
+            let _ = tokio::time::timeout(IDLE_LIMIT, tracker.wait()).await;
+        }
+        server.closing.cancel();
         tracker.wait().await;
     }
     println!("test-server: bye after {} requests", server.served.get());

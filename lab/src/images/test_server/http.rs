@@ -71,7 +71,7 @@ pub async fn serve(stream: TcpStream, source: SocketAddr, server: Rc<Server>) {
         request.local = local;
         server.served.set(server.served.get() + 1);
         let response = respond::respond(&request, &server).await;
-        let keep_alive = request.keep_alive && !server.closing.is_cancelled();
+        let keep_alive = request.keep_alive && !server.closing.is_cancelled() && !server.last_answers.get();
         let head_only = request.method == "HEAD";
         if stream.write_all(&response.encode(keep_alive, head_only)).await.is_err() {
             return;

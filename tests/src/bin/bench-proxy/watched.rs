@@ -112,6 +112,7 @@ fn config() -> anyhow::Result<Config> {
     config.healthz = Some(HEALTHZ.parse()?);
     config.metrics = None;
     config.settings.service_cidrs = vec!["10.96.0.0/12".parse()?];
+    config.drain_socket = None;
     Ok(config)
 }
 
