@@ -46,7 +46,8 @@ pub fn events(lab: &Lab) -> Result<()> {
     // The stream of CRI counts as open from its first event on.
     end_of_a_pod(&space, "node-2", "first")?;
     for node in super::NODES {
-        ensure!(open(lab, node, "containerd")?, "{node} does not read containerd's events");
+        // From its first event on, too, and pods are only just starting.
+        lab.until(&format!("{node} reads containerd's events"), 180, || open(lab, node, "containerd"))?;
     }
     ensure!(!open(lab, "node-1", "cri")?, "containerd 1.6 has no events by CRI");
     lab.until("node-2 reads events by CRI", 60, || open(lab, "node-2", "cri"))?;
