@@ -182,11 +182,14 @@ fn wait_across_a_kill(space: &Space<'_>, name: &str, uid: &str, pod: SocketAddr)
     let killed = Instant::now();
     ensure!(net::connect(node, pod).is_ok(), "its server is gone before it could be: the machine is too slow for this");
     let health: SocketAddr = "127.0.0.1:10248".parse()?;
-    let (mut back, mut again) = (None, None);
+    let (mut down, mut back, mut again) = (false, None, None);
     // The file goes with the pod.
     while net::connect(node, pod).is_ok() {
-        if back.is_none() && net::connect(node, health).is_ok() {
-            back = Some(Instant::now());
+        // A killed process does not end at once.
+        let up = net::connect(node, health).is_ok();
+        down |= !up;
+        if down && up {
+            back.get_or_insert_with(Instant::now);
         }
         again = start_of(lab, uid).ok().or(again);
         ensure!(killed.elapsed() < Duration::from_secs(20), "it never got its signal");
