@@ -118,10 +118,11 @@ fn status_names_source_ranges() {
         let line = status.lines().find(|l| l.starts_with(frontend)).unwrap_or_else(|| panic!("{status}"));
         line.split_whitespace().map(str::to_owned).collect()
     };
-    let four = "(only from 10.0.0.0-10.0.2.255, 192.168.0.0-192.168.255.255, 198.51.100.7)";
+    // The node's own address is in a range, so the load balancer's is, too.
+    let four = |own| format!("(only from 10.0.0.0-10.0.2.255, 192.168.0.0-192.168.255.255, 198.51.100.7, {own})");
     let guarded = row("203.0.113.7:80").join(" ");
-    assert!(guarded.contains("TCP external 2 10.244.1.") && guarded.ends_with(four), "{guarded}");
-    assert_eq!(row("203.0.113.8:80").join(" "), format!("203.0.113.8:80 TCP refuse {four}"));
+    assert!(guarded.contains("TCP external 2 10.244.1.") && guarded.ends_with(&four("203.0.113.7")), "{guarded}");
+    assert_eq!(row("203.0.113.8:80").join(" "), format!("203.0.113.8:80 TCP refuse {}", four("203.0.113.8")));
     let six = row("[2001:db8:113::7]:80").join(" ");
     assert!(six.ends_with("(only from ::1, fd00:7::-fd00:7::ffff:ffff:ffff:ffff)"), "{six}");
     assert!(!row("203.0.113.5:80").join(" ").contains("only from"), "{status}");
