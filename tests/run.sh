@@ -1,9 +1,8 @@
 # The stages of `./dev test`; sourced by it. Each stage is counted as one, and the tests inside by their own summaries.
 # shellcheck shell=sh
 
-# Run only when they are named: real machines take many minutes.
-NAMED_STAGES="vm"
-STAGES="fmt clippy unit lab node conformance nodes workloads network cluster streams apps restart faults crash bad-input"
+# `vm` comes last and alone: two guests fill two processors.
+STAGES="fmt clippy unit lab node conformance nodes workloads network cluster streams apps restart faults crash bad-input vm"
 # Suites with a lab of their own spend half their time waiting, so several run at once: the longest first. The others need the machine for themselves.
 SUITES="crash workloads conformance streams faults restart nodes node apps cluster network bad-input"
 LANES=${KEELSON_TEST_LANES:-2}
@@ -45,21 +44,28 @@ end_tree() {
     kill "$1" 2>/dev/null || true
 }
 
+# The disks of virtual machines, beside the lanes. What goes wrong is told by the suite, which makes them itself then.
+make_boxes() {
+    vm_packages >/dev/null 2>&1 && "$target/debug/lab" vm box >/dev/null 2>&1 || true
+}
+
 # Runs suites several at once. Their tests wait longer then: a processor may be the other lane's.
 lanes() {
     printf '%s\n' "$@" >"$work/queue"
     [ -e "$work/built" ] || { build "" && : >"$work/built"; } || return 0
     echo "=== $LANES lanes: $*"
-    export KEELSON_TEST_PATIENCE="${KEELSON_TEST_PATIENCE:-2}"
     lane_pids=
     # Without job control what runs in the background does not hear of Ctrl-C.
     trap 'for pid in $lane_pids; do end_tree "$pid"; done; exit 130' INT TERM
     for _ in $(seq "$LANES"); do
-        lane &
+        KEELSON_TEST_PATIENCE="${KEELSON_TEST_PATIENCE:-2}" lane &
         lane_pids="$lane_pids $!"
     done
+    [ -z "$with_boxes" ] || make_boxes &
     # shellcheck disable=SC2086
     wait $lane_pids || true
+    # The boxes, mostly long since made.
+    wait
     trap - INT TERM
 }
 
@@ -139,19 +145,21 @@ run_tests() {
     [ $# -gt 0 ] || set -- $STAGES
     together=
     for name in "$@"; do
-        among "$name" "$STAGES $NAMED_STAGES" ||
-            die "there is no test '$name'; there are: $STAGES, and not among all: $NAMED_STAGES"
+        among "$name" "$STAGES" || die "there is no test '$name'; there are: $STAGES"
     done
     for name in $SUITES; do
         among "$name" "$*" && together="$together $name"
     done
     # One alone is seen while it runs; guests are too slow for two.
     { [ "$LANES" -gt 1 ] && [ "$(echo "$together" | wc -w)" -gt 1 ] && [ -z "${KEELSON_TEST_GUESTS:-}" ]; } || together=
+    with_boxes=
+    among vm "$*" && with_boxes=yes
     for name in "$@"; do
-        among "$name" "$together" || stage "$name"
+        among "$name" "$together vm" || stage "$name"
     done
     # shellcheck disable=SC2086
     [ -z "$together" ] || lanes $together
+    [ -z "$with_boxes" ] || stage vm
     passed=0 failed=0 skipped=0 broken=''
     echo
     for name in "$@"; do

@@ -3,7 +3,7 @@
 //! With `KEELSON_TEST_FULL=1`: a control plane and a node on Debian 12, a second node on Debian 13, and every test. Without: two guests, one of
 //! each, of which the first is the control plane too, and the quick tests; the others are reported as skipped.
 //!
-//! Not among the stages of `./dev test` without a name: guests are translated where KVM does not work, which takes many minutes.
+//! The last stage of `./dev test`: guests are translated where KVM does not work, and fill the processors.
 
 #[path = "vm/kernel.rs"]
 mod kernel;
