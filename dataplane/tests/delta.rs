@@ -304,6 +304,41 @@ fn a_list_that_lost_elements_is_repaired_where_the_kernel_does_not_count() {
     assert_eq!(nft.table(Family::Ipv4, TABLE).unwrap(), before);
 }
 
+/// Elements by transaction, in order: a packet may stand between two look-ups while any of them is committed.
+#[test]
+fn what_is_looked_at_second_is_there_first_and_goes_last() {
+    let fake = FakeNft::default();
+    let mut engine = engine(&fake);
+    let balanced = |local: bool, ranges: &[&str]| ServiceRecord {
+        load_balancer_ips: vec![ip("203.0.113.1")],
+        external_local: local,
+        source_ranges: ranges.iter().map(|r| r.parse().unwrap()).collect(),
+        ..service("10.96.0.10", vec![port(80, 0, Protocol::Tcp)])
+    };
+    let list = endpoints(&[(1, 0, true), (2, 0, false)]);
+    engine.model.set_slice(&name("slice"), Some(slice("s1", &[(Protocol::Tcp, 8080)], list)));
+    let mut commits = |record: ServiceRecord| {
+        engine.model.set_service(&name("s1"), Some(record));
+        engine.sync().unwrap();
+        fake.take_commits()
+    };
+    // Once each, for the chains.
+    for record in [balanced(true, &[]), balanced(false, &["10.0.0.0/8"]), balanced(false, &[])] {
+        commits(record);
+    }
+    // The range; then the verdict behind it, and the one that leads there in another's place.
+    assert_eq!(commits(balanced(false, &["10.0.0.0/8"])), [1, 3]);
+    // A range more and one less; then an overlap, in one transaction.
+    assert_eq!(commits(balanced(false, &["10.0.0.0/8", "192.168.0.0/24"])), [1]);
+    assert_eq!(commits(balanced(false, &["10.0.0.0/8"])), [1]);
+    assert_eq!(commits(balanced(false, &["10.0.0.0/16"])), [2]);
+    // The verdict; then what it led to; then the range.
+    assert_eq!(commits(balanced(false, &[])), [2, 1, 1]);
+    // An endpoint here and two look-ups more; and back, where both look-ups go after the verdict.
+    assert_eq!(commits(balanced(true, &[])), [5]);
+    assert_eq!(commits(balanced(false, &[])), [2, 2, 1]);
+}
+
 #[test]
 fn a_refused_transaction_leads_to_a_listing_and_a_repair() {
     let fake = FakeNft::default();
