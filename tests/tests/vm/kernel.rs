@@ -13,8 +13,10 @@ use super::{NODES, pinned, rolled_out, shell};
 
 /// Test programs by name, `NAME=PATH` with blanks between them. `./dev test vm` sets it.
 const PROGRAMS: &str = "KEELSON_TEST_PROGRAMS";
-/// Those that are run here: packets through the rules, the race from N to M endpoints, listing and loading again.
-const WANTED: [&str; 3] = ["packets", "race", "listing"];
+/// Those that are run here: packets through the rules, the race from N to M endpoints, listing and loading again, minutes of churn.
+const WANTED: [&str; 7] = ["packets", "affinity", "sctp", "race", "listing", "walk", "endurance"];
+/// How long the churn lasts, in the words of its program.
+const CHURN: &str = "KEELSON_ENDURANCE_SECONDS=300";
 
 fn programs() -> Result<Vec<(&'static str, PathBuf)>> {
     let list = std::env::var(PROGRAMS).unwrap_or_default();
@@ -46,12 +48,12 @@ pub fn packets(lab: &Lab) -> Result<()> {
             let path = folder.path().join(name);
             lab.lab(&["copy", node, &path.to_string_lossy(), "/root/tests"])?;
             // One after the other: a translated processor has no room for several with limits on their time.
-            let said = shell(lab, node, &format!("/root/tests/{name} --test-threads=1 --nocapture 2>&1"))
+            let said = shell(lab, node, &format!("{CHURN} /root/tests/{name} --test-threads=1 --nocapture 2>&1"))
                 .with_context(|| format!("{name} on {node} ({kernel})"))?;
             ensure!(!said.contains("SKIPPED"), "{name} on {node} skips: {said}");
             let summary = said.lines().find(|line| line.starts_with("test result: ok")).unwrap_or_default();
             ensure!(!summary.is_empty() && !summary.contains(" 0 passed"), "{name} on {node} ran nothing: {said}");
-            let race = said.lines().filter(|line| line.contains(" changes under "));
+            let race = said.lines().filter(|line| line.contains(" under ") && line.contains(" new flows"));
             report.extend(race.chain([summary]).map(|line| format!("\n  {node}, {kernel}, {name}: {line}")));
         }
         Ok(report)
