@@ -148,6 +148,8 @@ pub async fn run_watched(
     let health = Health::new(config.sync_period * 2);
     let tasks = TaskTracker::new();
     let stop = shutdown.child_token();
+    // A failure below ends what was begun: an embedded dataplane starts again in the same process.
+    let _ends = stop.clone().drop_guard();
     let metrics = serve(&config, &health, &tasks, &stop).await?;
     let (sender, inputs) = mpsc::channel(INPUTS);
     let watch_cidrs = config.settings.service_cidrs.is_empty();
@@ -269,6 +271,8 @@ impl Loop {
     async fn run(mut self, stop: &CancellationToken) -> Result<(), RunError> {
         let mut due: Option<Instant> = None;
         let mut first: Option<Instant> = None;
+        // Somebody waits for the next sync.
+        let mut urgent = false;
         let mut beat = tokio::time::interval(BEAT);
         loop {
             self.progress.turn();
@@ -292,6 +296,7 @@ impl Loop {
                     // Somebody waits for it: no coalescing.
                     if self.asked(question) {
                         due = Some(Instant::now());
+                        urgent = true;
                     }
                 }
                 input = self.inputs.recv() => {
@@ -299,19 +304,20 @@ impl Loop {
                     if self.take(input) {
                         let now = Instant::now();
                         let latest = *first.get_or_insert(now) + COALESCE_MAX;
-                        due = Some((now + COALESCE).min(latest));
+                        due = Some(if urgent { now } else { (now + COALESCE).min(latest) });
                         self.health.queued();
                         self.metrics.last_queued.set(unix_now());
                     }
                 }
                 _ = beat.tick() => {
                     self.look_at_conntrack();
+                    self.try_health_ports_again().await;
                     if self.expired() {
                         due = Some(Instant::now());
                     }
                 }
                 () = timer => {
-                    first = None;
+                    (first, urgent) = (None, false);
                     let again = if self.ready() { self.sync().await? } else { None };
                     due = again.map(|pause| Instant::now() + pause);
                 }
@@ -343,6 +349,18 @@ impl Loop {
             self.metrics.conntrack_entries.set(fill.entries as i64);
             self.metrics.conntrack_limit.set(fill.limit as i64);
         }
+    }
+
+    /// A port that was taken, or an address that was not ready, may be free by now; no change says so.
+    async fn try_health_ports_again(&mut self) {
+        if self.node_health.failed() == 0 {
+            return;
+        }
+        let Some(engine) = self.engine.take() else { return };
+        let (wanted, addresses) = self.health_checks(&engine);
+        self.engine = Some(engine);
+        self.node_health.sync(&wanted, &addresses).await;
+        self.metrics.health_ports_failed.set(self.node_health.failed() as i64);
     }
 
     /// The health check node ports that shall be open, and on which addresses.

@@ -80,6 +80,7 @@ impl Worker {
         // The grace that counts, and since when.
         let first = self.grace();
         let (mut grace, mut told) = (first, wait.began);
+        let mut agreed = None;
         let mut records = node.pleg.subscribe(self.uid());
         let (news, mut seen) = watch::channel(Seen::Silent);
         let uid = node.statuses.api_uid(self.uid()).unwrap_or_else(|| self.uid().to_owned());
@@ -90,14 +91,20 @@ impl Worker {
             if wanted < grace {
                 (grace, told) = (wanted, now());
             }
+            // By this wait's own clock, which nobody sets.
+            let told_now = match *seen.borrow_and_update() {
+                Seen::Agreed(_) => Seen::Agreed(*agreed.get_or_insert_with(now)),
+                other => other,
+            };
+            let forced = want.removed && !pod::is_static(&want.pod);
             let situation = Situation {
                 grace: super::stop::seconds(grace),
-                shortened: grace < first || want.removed && wait.doing.is_some(),
+                shortened: grace < first || forced && wait.doing.is_some(),
                 since: wait.began,
-                seen: *seen.borrow_and_update(),
+                seen: told_now,
                 selected: node.materials.is_selected(&self.pod),
                 runs: runs(&self.record()),
-                forced: want.removed && !pod::is_static(&want.pod),
+                forced,
             };
             let until = match decide::decide(&node.drain, situation, now()) {
                 Verdict::Over(outcome) => break outcome,
@@ -144,7 +151,8 @@ impl Worker {
             info!(pod = %pod::display(&self.pod), "Services have not let go of the pod within {took:?}; it ends all the same");
         }
         doing.done(text);
-        spent
+        // Nothing was waited for: whole seconds are not taken for the moment in which that was found out.
+        if outcome == Outcome::None { Spent::default() } else { spent }
     }
 }
 

@@ -111,7 +111,9 @@ impl Worker {
         // Upstream never shortens below two seconds, except when the API asked for an end at once.
         let at_once = self.pod.metadata.deletion_grace_period_seconds == Some(0);
         let least = if at_once { Duration::ZERO } else { seconds(MIN_GRACE) };
-        let (grace, least) = (left(grace, spent), left(least, spent));
+        // The least stays whole where the grace has room for it: from the deletion to the kill it is never longer than without a wait.
+        let least = if grace >= least + spent { least } else { left(least, spent) };
+        let grace = left(grace, spent);
         let deadline = Instant::now() + grace;
         let live = || {
             record.containers.iter().filter(|c| matches!(c.state, ContainerState::Running | ContainerState::Unknown))

@@ -29,7 +29,7 @@ pub struct Request {
     pub answers: watch::Sender<Answer>,
 }
 
-/// What is told before anything is known.
+/// What a question holds before anything is known; it is not told.
 #[must_use]
 pub fn asked() -> Answer {
     let on = "the dataplane, which has not read all Services and slices yet".to_owned();

@@ -165,19 +165,17 @@ async fn follow(mut stream: BufReader<UnixStream>, uid: Box<str>, requests: &mps
         return;
     }
     let telling = async {
-        // The first answer is worth waiting for: mostly it is the only one.
-        let mut known = tokio::time::timeout(Duration::from_millis(20), news.changed()).await;
+        // Silence until something is known: whoever asks must not take a busy loop for an answer.
         loop {
-            let answer = news.borrow_and_update().clone();
-            let last = answer.is_final();
-            if say(&mut stream, &answer).await.is_err() || last || matches!(known, Ok(Err(_))) {
-                return;
-            }
-            // Whatever the client sends now says that it is gone, or has not understood.
             let mut rest = Vec::new();
             tokio::select! {
-                changed = news.changed() => known = Ok(changed),
+                changed = news.changed() => if changed.is_err() { return },
+                // Whatever the client sends now says that it is gone, or has not understood.
                 _ = protocol::read_line(&mut stream, &mut rest) => return,
+            }
+            let answer = news.borrow_and_update().clone();
+            if say(&mut stream, &answer).await.is_err() || answer.is_final() {
+                return;
             }
         }
     };
