@@ -44,6 +44,8 @@ const QUESTIONS: usize = 64;
 const RETRY: Duration = Duration::from_secs(1);
 /// Foreign changes usually come several at a time.
 const REPAIR_DELAY: Duration = Duration::from_millis(100);
+/// The first sync waits no longer for the Node: a right to read it may be missing.
+const NODE_PATIENCE: Duration = Duration::from_secs(10);
 /// An idle loop turns this often, as a sign of life.
 const BEAT: Duration = Duration::from_secs(2);
 /// Triggers older than this are not worth a latency sample (a restart, a clock jump).
@@ -177,6 +179,7 @@ pub async fn run_watched(
         book: Book::default(),
         foreign: Some(foreign),
         first_sync: Some(first_sync),
+        begun: Instant::now(),
         tracking: Tracking::default(),
         progress,
     }
@@ -263,6 +266,7 @@ struct Loop {
     book: Book,
     foreign: Option<mpsc::Receiver<Change>>,
     first_sync: Option<tokio::sync::oneshot::Sender<()>>,
+    begun: Instant,
     tracking: Tracking,
     progress: Progress,
 }
@@ -312,6 +316,10 @@ impl Loop {
                 _ = beat.tick() => {
                     self.look_at_conntrack();
                     self.try_health_ports_again().await;
+                    // The patience with the Node may be at its end.
+                    if self.first_sync.is_some() && self.ready() {
+                        due.get_or_insert_with(Instant::now);
+                    }
                     if self.expired() {
                         due = Some(Instant::now());
                     }
@@ -335,13 +343,17 @@ impl Loop {
         tracing::warn!(?change, "the table was changed by somebody else; it will be compared and repaired");
         self.metrics.foreign_changes.inc();
         engine.forget();
+        // Until it is repaired, the node is as healthy as one that has not programmed a change.
+        self.health.queued();
         true
     }
 
     /// Nothing is programmed before Services and slices have been listed once: half a picture
     /// would take down what is right.
     fn ready(&self) -> bool {
-        [Kind::Service, Kind::Slice].iter().all(|k| self.tracking.listed.contains(k))
+        let listed = |kinds: &[Kind]| kinds.iter().all(|k| self.tracking.listed.contains(k));
+        // Without the Node its addresses, zone and pod ranges would be taken for none, and what an earlier run has programmed for them away.
+        listed(&[Kind::Service, Kind::Slice]) && (listed(&[Kind::Node]) || self.begun.elapsed() > NODE_PATIENCE)
     }
 
     fn look_at_conntrack(&mut self) {
@@ -442,6 +454,7 @@ impl Loop {
             }
             Err(error) => {
                 self.metrics.failures.inc();
+                self.health.queued();
                 self.tracking.triggers.extend(triggers);
                 self.book.failed(model, &error.to_string());
                 tracing::error!(%error, "sync failed; the table will be listed, compared and repaired");

@@ -147,7 +147,7 @@ pub fn answer(
         Err(why) => {
             let _ = writeln!(out, "Names are missing, and what is wanted was not compared: {why}.");
         }
-        Ok(wanted) => compare(&mut out, family, &packet, machine, wanted, &ends)?,
+        Ok(wanted) => compare(&mut out, family, &packet, machine, wanted, &ends, programmed)?,
     }
     Ok(out)
 }
@@ -160,8 +160,15 @@ fn compare(
     machine: &Machine,
     wanted: &Wanted,
     ends: &Ends,
+    programmed: &TableState,
 ) -> Result<(), TraceError> {
-    let Some(table) = wanted.tables.table(family, TABLE) else { return Ok(()) };
+    let Some(mut table) = wanted.tables.table(family, TABLE) else { return Ok(()) };
+    // Who sticks where is known to the kernel alone.
+    for (set, clients) in table.sets.iter_mut().filter(|(set, _)| set.starts_with("affinity-")) {
+        if let Some(held) = programmed.sets.get(set) {
+            clients.clone_from(held);
+        }
+    }
     let (_, others) = outcomes(&table, packet, machine)?;
     let keys = |ends: &Ends| ends.keys().cloned().collect::<BTreeSet<_>>();
     if keys(ends) == keys(&others) {

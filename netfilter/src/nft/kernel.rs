@@ -5,7 +5,7 @@
 //! An interrupted dump (`NLM_F_DUMP_INTR`, `EINTR`) is repeated; `ENOBUFS` becomes
 //! [`NftError::Overrun`].
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::table_state::{Elements, SetShape, TableState, read_hook};
-use super::{Batch, ElementRef, Family, Listed, Nft, NftError, TableNames};
+use super::{Batch, ElementRef, Family, Listed, Nft, NftError, TableNames, read_rule};
 use crate::uapi::*;
 use crate::wire::{Attrs, Message, Messages, Writer, text};
 
@@ -38,7 +38,7 @@ pub struct KernelNft {
     seq: u32,
     send_buffer: usize,
     recv: Vec<u8>,
-    /// Listings that were found to be partial, one after the other.
+    /// Listings of sets that were found to be partial since the table's names were listed.
     partial: u32,
 }
 
@@ -300,6 +300,25 @@ impl KernelNft {
     }
 }
 
+/// Whether chains have the same rules, whatever their counters have counted meanwhile.
+fn same_chains(a: &BTreeMap<String, Vec<Vec<u8>>>, b: &BTreeMap<String, Vec<Vec<u8>>>) -> bool {
+    let same = |a: &Vec<u8>, b: &Vec<u8>| a == b || (read_rule(a).is_ok() && read_rule(a) == read_rule(b));
+    a.len() == b.len()
+        && a.iter().zip(b).all(|((name_a, rules_a), (name_b, rules_b))| {
+            name_a == name_b && rules_a.len() == rules_b.len() && rules_a.iter().zip(rules_b).all(|(a, b)| same(a, b))
+        })
+}
+
+/// Whether two listings are of the same table; what the packet path fills changes meanwhile.
+fn same_table(a: &TableState, b: &TableState) -> bool {
+    let fixed = |name: &String| a.shapes.get(name).is_none_or(|shape| shape.size.is_none());
+    same_chains(&a.chains, &b.chains)
+        && a.shapes == b.shapes
+        && a.hooks == b.hooks
+        && a.anonymous == b.anonymous
+        && a.sets.iter().filter(|(name, _)| fixed(name)).eq(b.sets.iter().filter(|(name, _)| fixed(name)))
+}
+
 /// FNV-1a: two of 250,000 keys have the same number with a probability of one in 600 million.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
@@ -344,6 +363,8 @@ impl Nft for KernelNft {
     fn names(&mut self, family: Family, table: &str) -> Result<Option<TableNames>, NftError> {
         // Where others never stop committing to their tables, what reads the same twice in a row is taken.
         let mut before = None;
+        // A listing of a table begins with its names.
+        self.partial = 0;
         for _ in 0..DUMP_ATTEMPTS {
             let (request, seq) = self.request(NFT_MSG_GETTABLE, NLM_F_DUMP, family, |_| {});
             let mut found = false;
@@ -357,7 +378,11 @@ impl Nft for KernelNft {
                 return Ok(None);
             }
             let (whole, names) = self.names_once(family, table)?;
-            if whole || before.as_ref() == Some(&names) {
+            if whole
+                || before.as_ref().is_some_and(|before: &TableNames| {
+                    same_chains(&before.chains, &names.chains) && before.sets == names.sets
+                })
+            {
                 return Ok(Some(names));
             }
             before = Some(names);
@@ -394,7 +419,6 @@ impl Nft for KernelNft {
         }
         let Some(expected) = expected else { return Ok(Listed::Unknown) };
         if expected == seen.len() {
-            self.partial = 0;
             return Ok(Listed::Whole);
         }
         self.partial += 1;
@@ -412,7 +436,7 @@ impl Nft for KernelNft {
                 return Ok(None);
             }
             let (whole, state) = self.dump_table(family, table)?;
-            if whole || before.as_ref() == Some(&state) {
+            if whole || before.as_ref().is_some_and(|before| same_table(before, &state)) {
                 return Ok(Some(state));
             }
             before = Some(state);

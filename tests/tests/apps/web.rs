@@ -159,6 +159,11 @@ spec:
 "#;
 
 pub fn front_and_back(lab: &Lab) -> Result<()> {
+    // The scheduler weighs what nodes have: pods of other tests that are just ending would tip it.
+    lab.until("what others left is gone", 60, || {
+        let pods = lab.json(&["get", "pods", "-A"])?;
+        Ok(pods["items"].as_array().is_some_and(|all| all.iter().all(|p| p["metadata"]["deletionTimestamp"].is_null())))
+    })?;
     let space = lab.space("web")?;
     space.apply(BACK)?;
     space.apply(&FRONT.replace("FRONT", &space.name))?;
