@@ -61,11 +61,12 @@ lanes() {
         KEELSON_TEST_PATIENCE="${KEELSON_TEST_PATIENCE:-2}" lane &
         lane_pids="$lane_pids $!"
     done
-    [ -z "$with_boxes" ] || make_boxes &
+    if [ -n "$with_boxes" ]; then
+        make_boxes &
+        lane_pids="$lane_pids $!"
+    fi
     # shellcheck disable=SC2086
     wait $lane_pids || true
-    # The boxes, mostly long since made.
-    wait
     trap - INT TERM
 }
 

@@ -12,16 +12,14 @@ use crate::model::FrontendKey;
 use crate::model::types::{Ep, Family};
 use crate::nftables::codec;
 use crate::nftables::layout::{LAYOUT_PREFIX, LIST_MAPS, Pick, SET_SOURCE_RANGES, VerdictMap};
-
-/// Sets of clients that stick: the packet path fills them.
-const AFFINITY: &str = "affinity-";
+use crate::nftables::state::AFFINITY;
 
 type Names = BTreeMap<FrontendKey, String>;
 
 /// What differs between two tables of a family, a line each; empty when nothing does.
 #[must_use]
 pub fn diff(family: NftFamily, wanted: &TableState, programmed: &TableState, names: &Names) -> Vec<String> {
-    let compare = Compare { family: if family == NftFamily::Ipv4 { Family::V4 } else { Family::V6 }, names };
+    let compare = Compare { family: family.into(), names };
     let mut lines = compare.chains(wanted, programmed);
     let empty = Elements::new();
     for set in keys(&wanted.sets, &programmed.sets) {
@@ -46,24 +44,18 @@ struct Compare<'a> {
 
 /// A rule whose anonymous map is replaced by where it leads: its name is the kernel's.
 fn rule(table: &TableState, bytes: &[u8]) -> String {
-    let mut text = match read_rule(bytes) {
-        Ok(exprs) => {
-            let shown = exprs
-                .iter()
-                .filter(|expr| !matches!(expr, Expr::LookupVerdict { set, .. } if set.starts_with("__map")));
-            format!("{:?}", shown.collect::<Vec<_>>())
-        }
-        Err(expr) => format!("foreign instruction {expr}"),
+    let exprs = match read_rule(bytes) {
+        Ok(exprs) => exprs,
+        Err(expr) => return format!("foreign instruction {expr}"),
     };
-    for expr in read_rule(bytes).into_iter().flatten() {
-        if let Expr::LookupVerdict { set, .. } = expr
-            && let Some(elements) = table.anonymous.get(&set)
-        {
-            let to: BTreeSet<String> = elements.values().map(|data| format!("{data:?}")).collect();
-            text.push_str(&format!("{to:?}"));
+    let text = |expr: &Expr| match expr {
+        Expr::LookupVerdict { set, .. } if table.anonymous.contains_key(set) => {
+            let to: BTreeSet<String> = table.anonymous[set].values().map(|data| format!("{data:?}")).collect();
+            format!("{to:?}")
         }
-    }
-    text
+        other => format!("{other:?}"),
+    };
+    exprs.iter().map(text).collect::<Vec<_>>().join(" ")
 }
 
 /// Words for where a verdict leads.
@@ -112,6 +104,7 @@ impl Compare<'_> {
     }
 
     fn set(&self, set: &str, wanted: &Elements, programmed: &Elements) -> Vec<String> {
+        // The packet path fills these.
         if set.starts_with(AFFINITY) {
             return Vec::new();
         }

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use keelson_netfilter::conntrack::{Conntrack, ConntrackError, Entry};
 use keelson_netfilter::nft::{Family as NftFamily, Nft, NftError};
 
-use crate::model::types::{Ep, Family, Name};
+use crate::model::types::{Ep, Name};
 use crate::model::{FrontendKey, Model, NoLocal, Target};
 use crate::nftables::layout::{
     Layout, LayoutOptions, LocalSource, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES, SET_SERVICE_CIDRS,
@@ -78,20 +78,13 @@ impl Settings {
     #[must_use]
     pub fn ranges(&self, model: &Model) -> Ranges {
         let node = model.node();
-        let primary = || {
-            [Family::V4, Family::V6]
-                .into_iter()
-                .filter_map(|family| node.internal_ips.iter().find(|ip| Family::of(**ip) == family))
-                .map(|ip| IpNet::from(*ip))
-                .collect()
-        };
         let local = match &self.detect_local {
             DetectLocal::ClusterCidr(nets) => nets.clone(),
             DetectLocal::NodeCidr => node.pod_cidrs.clone(),
             _ => Vec::new(),
         };
         let node_ports = match &self.node_port_addresses {
-            NodePortAddresses::Primary => primary(),
+            NodePortAddresses::Primary => node.primaries().map(IpNet::from).collect(),
             NodePortAddresses::Ranges(nets) => nets.clone(),
         };
         BTreeMap::from([
@@ -297,9 +290,8 @@ fn clean(conntrack: &mut dyn Conntrack, allowed: &BTreeMap<FrontendKey, HashSet<
     let passes: BTreeSet<_> = allowed.keys().map(|key| (key.family(), key.protocol)).collect();
     let mut deleted = 0;
     for (family, protocol) in passes {
-        let nft_family = if family == Family::V4 { NftFamily::Ipv4 } else { NftFamily::Ipv6 };
         let mut stale: Vec<Entry> = Vec::new();
-        conntrack.list(nft_family, protocol as u8, &mut |entry| {
+        conntrack.list(family.into(), protocol as u8, &mut |entry| {
             let key = |addr| FrontendKey { addr, port: entry.orig.dst_port, protocol };
             let translated = entry.reply.src != entry.orig.dst || entry.reply.src_port != entry.orig.dst_port;
             let answer = Ep { addr: entry.reply.src, port: entry.reply.src_port };

@@ -11,6 +11,7 @@ pub mod drain;
 pub mod engine;
 pub mod foreign;
 pub mod health;
+mod interfaces;
 pub mod metrics;
 pub mod model;
 pub mod nftables;

@@ -2,7 +2,7 @@
 //! HTTP server, by which load balancers find the nodes that have an endpoint of it.
 //!
 //! Invariant: what listens is what the last [`NodeHealth::sync`] was told, but for ports that could not be had;
-//! those are told once and tried again at the next sync. Nothing here ever ends the program. Upstream
+//! those are told once and tried again. Nothing here ever ends the program. Upstream
 //! counterpart: `pkg/proxy/healthcheck/service_health.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::engine::NodePortAddresses;
 use crate::health::Health;
-use crate::model::types::{Family, Name, NodeRecord, endpoint_address_allowed};
+use crate::interfaces;
+use crate::model::types::{Name, NodeRecord, endpoint_address_allowed};
 
 /// By this header load balancers weigh nodes.
 const WEIGHT: &str = "x-load-balancing-endpoint-weight";
@@ -128,7 +129,7 @@ impl NodeHealth {
             None if error.source.kind() == std::io::ErrorKind::AddrNotAvailable => {
                 "no interface of this machine has that address: see nodePortAddresses".to_owned()
             }
-            None => "free the port on this node; it is tried again at the next change".to_owned(),
+            None => "free the port on this node; it is tried again each few seconds".to_owned(),
         };
         tracing::warn!(
             reason = "FailedToStartServiceHealthcheck",
@@ -156,24 +157,14 @@ fn answer(service: &Name, endpoints: usize, healthy: bool) -> PageAnswer {
 #[must_use]
 pub fn addresses(wanted: &NodePortAddresses, node: &NodeRecord) -> Vec<IpAddr> {
     let mut found: BTreeSet<IpAddr> = match wanted {
-        NodePortAddresses::Primary => [Family::V4, Family::V6]
-            .iter()
-            .filter_map(|family| node.internal_ips.iter().copied().find(|ip| Family::of(*ip) == *family))
-            .collect(),
+        NodePortAddresses::Primary => node.primaries().collect(),
         NodePortAddresses::Ranges(nets) => {
             let in_range = |ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
-            own_addresses().filter(in_range).collect()
+            // Without a list there is none to answer on.
+            interfaces::addresses().into_iter().flatten().map(|(_, addr)| addr).filter(in_range).collect()
         }
     };
     // As in the rules: node ports are never for this machine's own loopback.
     found.retain(|ip| endpoint_address_allowed(*ip));
     found.into_iter().collect()
-}
-
-fn own_addresses() -> impl Iterator<Item = IpAddr> {
-    nix::ifaddrs::getifaddrs().into_iter().flatten().filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
-    })
 }

@@ -255,6 +255,9 @@ struct Tracking {
     triggers: Vec<jiff::Timestamp>,
 }
 
+/// The health check node ports that shall be open, with their numbers of endpoints, and on which addresses.
+type HealthChecks = (BTreeMap<Name, (u16, usize)>, Vec<IpAddr>);
+
 struct Loop {
     engine: Option<Engine>,
     node_health: NodeHealth,
@@ -368,15 +371,16 @@ impl Loop {
         if self.node_health.failed() == 0 {
             return;
         }
-        let Some(engine) = self.engine.take() else { return };
-        let (wanted, addresses) = self.health_checks(&engine);
-        self.engine = Some(engine);
+        let Some(checks) = self.engine.as_ref().map(|engine| self.health_checks(engine)) else { return };
+        self.open_health_ports(checks).await;
+    }
+
+    async fn open_health_ports(&mut self, (wanted, addresses): HealthChecks) {
         self.node_health.sync(&wanted, &addresses).await;
         self.metrics.health_ports_failed.set(self.node_health.failed() as i64);
     }
 
-    /// The health check node ports that shall be open, and on which addresses.
-    fn health_checks(&self, engine: &Engine) -> (BTreeMap<Name, (u16, usize)>, Vec<IpAddr>) {
+    fn health_checks(&self, engine: &Engine) -> HealthChecks {
         let wanted = engine.model.health_checks();
         if wanted.is_empty() && self.node_health.is_idle() {
             return (wanted, Vec::new());
@@ -414,10 +418,9 @@ impl Loop {
         for (traffic_policy, count) in [("internal", no_local.internal), ("external", no_local.external)] {
             self.metrics.no_local.get_or_create(&Policy { traffic_policy }).set(i64::from(count));
         }
-        let (wanted, addresses) = self.health_checks(&engine);
         if outcome.is_ok() {
-            self.node_health.sync(&wanted, &addresses).await;
-            self.metrics.health_ports_failed.set(self.node_health.failed() as i64);
+            let checks = self.health_checks(&engine);
+            self.open_health_ports(checks).await;
         }
         let model = &mut self.engine.insert(engine).model;
         match outcome {
@@ -505,10 +508,9 @@ impl Loop {
                 model.set_node(record);
             }
             Input::ServiceCidr(object) => {
-                let nets = object.spec.iter().flat_map(|s| s.cidrs.iter().flatten()).filter_map(|c| c.parse().ok());
                 let name = decode::object_name(&object.metadata);
                 tracking.seen(Kind::ServiceCidr, &name);
-                tracking.service_cidrs.insert(name, nets.collect());
+                tracking.service_cidrs.insert(name, decode::service_cidr(&object));
                 engine.set_service_cidrs(tracking.service_cidrs.values().flatten().copied().collect());
             }
             Input::ServiceCidrGone(object) => {

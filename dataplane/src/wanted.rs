@@ -14,15 +14,11 @@ use crate::engine::Engine;
 use crate::model::decode;
 use crate::model::types::Name;
 use crate::model::{FrontendKey, Model};
+use crate::watch;
 
-/// Objects asked for at once: bounds the memory of decoding.
-const PAGE: u32 = 250;
-
-/// The engine with everything synced into tables in memory.
+/// Everything, synced into tables in memory.
 pub struct Wanted {
-    /// The engine, with the model.
-    pub engine: Engine,
-    /// The tables in memory.
+    /// The tables.
     pub tables: FakeNft,
     /// Whose each frontend is: `namespace/name` and the port's name.
     pub names: BTreeMap<FrontendKey, String>,
@@ -54,7 +50,7 @@ async fn each<K>(
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
-    let mut params = params.limit(PAGE);
+    let mut params = params.limit(watch::PAGE);
     loop {
         let list = api.list(&params).await.map_err(|source| WantedError::List { what, source: Box::new(source) })?;
         list.items.into_iter().for_each(&mut *take);
@@ -75,8 +71,8 @@ pub async fn wanted(config: &Config, client: kube::Client, node_name: &str) -> R
     let fakes = families.map(|family| (family, Box::new(tables.clone()) as Box<dyn Nft>));
     let mut engine = Engine::new(node_name, config.settings.clone(), fakes.into(), None);
     let model = &mut engine.model;
-    let services = ListParams::default().labels(&format!("!{}", decode::LABEL_PROXY_NAME));
-    let slices = ListParams::default().labels(&format!("!{},!{}", decode::LABEL_PROXY_NAME, decode::LABEL_HEADLESS));
+    let services = ListParams::default().labels(&watch::services());
+    let slices = ListParams::default().labels(&watch::slices());
     each(&Api::<Service>::all(client.clone()), services, "Services", &mut |object| {
         let record = decode::service(&object, &mut model.interner);
         model.set_service(&decode::object_name(&object.metadata), record);
@@ -87,7 +83,7 @@ pub async fn wanted(config: &Config, client: kube::Client, node_name: &str) -> R
         model.set_slice(&decode::object_name(&object.metadata), record);
     })
     .await?;
-    let node = ListParams::default().fields(&format!("metadata.name={node_name}"));
+    let node = ListParams::default().fields(&watch::own_node(node_name));
     each(&Api::<Node>::all(client.clone()), node, "the Node", &mut |object| {
         let record = decode::node(&object, &mut model.interner);
         model.set_node(record);
@@ -97,10 +93,7 @@ pub async fn wanted(config: &Config, client: kube::Client, node_name: &str) -> R
         let mut nets = Vec::new();
         // Upstream too runs without: they are newer than what some API servers know.
         let api = Api::<ServiceCIDR>::all(client);
-        let mut take = |object: ServiceCIDR| {
-            let texts = object.spec.into_iter().flat_map(|s| s.cidrs.unwrap_or_default());
-            nets.extend(texts.filter_map(|cidr| cidr.parse::<ipnet::IpNet>().ok()));
-        };
+        let mut take = |object: ServiceCIDR| nets.extend(decode::service_cidr(&object));
         match each(&api, ListParams::default(), "ServiceCIDRs", &mut take).await {
             Err(WantedError::List { source, .. }) if matches!(&*source, kube::Error::Api(s) if s.code == 404) => {}
             other => other?,
@@ -109,7 +102,7 @@ pub async fn wanted(config: &Config, client: kube::Client, node_name: &str) -> R
     }
     engine.sync()?;
     let names = names(&engine.model);
-    Ok(Wanted { engine, tables, names })
+    Ok(Wanted { tables, names })
 }
 
 /// The names of frontends. Of several Services that claim one, the first has it.

@@ -17,7 +17,7 @@ use tokio::sync::mpsc::Sender;
 use crate::model::decode::{LABEL_HEADLESS, LABEL_PROXY_NAME};
 
 /// Objects per page of the first list: bounds the memory of decoding.
-const PAGE: u32 = 250;
+pub const PAGE: u32 = 250;
 
 /// A kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -93,11 +93,29 @@ async fn forward<K>(
     }
 }
 
+/// Which Services are ours to serve, as a label selector.
+#[must_use]
+pub fn services() -> String {
+    format!("!{LABEL_PROXY_NAME}")
+}
+
+/// Which slices are.
+#[must_use]
+pub fn slices() -> String {
+    format!("!{LABEL_PROXY_NAME},!{LABEL_HEADLESS}")
+}
+
+/// The own node, as a field selector.
+#[must_use]
+pub fn own_node(name: &str) -> String {
+    format!("metadata.name={name}")
+}
+
 /// Watches until the receiver is gone. `service_cidrs`: whether ServiceCIDR objects are wanted.
 pub async fn all(client: kube::Client, node_name: String, service_cidrs: bool, sender: Sender<Input>) {
-    let services = watcher::Config::default().labels(&format!("!{LABEL_PROXY_NAME}"));
-    let slices = watcher::Config::default().labels(&format!("!{LABEL_PROXY_NAME},!{LABEL_HEADLESS}"));
-    let node = watcher::Config::default().fields(&format!("metadata.name={node_name}"));
+    let services = watcher::Config::default().labels(&services());
+    let slices = watcher::Config::default().labels(&slices());
+    let node = watcher::Config::default().fields(&own_node(&node_name));
     // A node that is gone keeps its last record: this program runs on it, after all.
     let keep_node: fn(Box<Node>) -> Input = |_| Input::Listed(Kind::Node);
     let cidrs = async {

@@ -96,6 +96,16 @@ fn nft_lists_what_is_emitted_and_loads_it_again() {
     assert_eq!(normal(&listing), normal(&again));
 }
 
+/// A namespace in which the sample is programmed, and what nft lists there.
+fn programmed() -> (Netns, keelson_dataplane::engine::Engine, String) {
+    let ns = Netns::new();
+    let mut engine = ns.engine(settings());
+    sample(&mut engine);
+    engine.sync().unwrap();
+    let listing = ns.cmd("nft", &["list", "ruleset"]);
+    (ns, engine, listing)
+}
+
 /// Order of elements in a hash is not the same twice.
 fn normal(listing: &str) -> Vec<String> {
     let mut words: Vec<String> =
@@ -151,11 +161,7 @@ fn a_flushed_table_and_foreign_elements_are_repaired() {
     if skip("a_flushed_table_and_foreign_elements_are_repaired") {
         return;
     }
-    let ns = Netns::new();
-    let mut engine = ns.engine(settings());
-    sample(&mut engine);
-    engine.sync().unwrap();
-    let before = ns.cmd("nft", &["list", "ruleset"]);
+    let (ns, mut engine, before) = programmed();
     for harm in [
         "flush ruleset",
         "delete element ip keelson-dataplane services { 10.96.0.10 . tcp . 80 }",
@@ -183,11 +189,7 @@ fn a_replaced_rule_is_repaired() {
     if skip("a_replaced_rule_is_repaired") {
         return;
     }
-    let ns = Netns::new();
-    let mut engine = ns.engine(settings());
-    sample(&mut engine);
-    engine.sync().unwrap();
-    let before = ns.cmd("nft", &["list", "ruleset"]);
+    let (ns, mut engine, before) = programmed();
     for chain in ["refuse", "pick-cluster-2", "nat-prerouting"] {
         let listing = ns.cmd("nft", &["-a", "list", "chain", "ip", "keelson-dataplane", chain]);
         let last = listing.rsplit("# handle ").next().unwrap().split_whitespace().next().unwrap();

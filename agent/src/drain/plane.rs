@@ -10,17 +10,16 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use super::Seen;
-use crate::clock;
 
 /// Pause before it is asked again: a dataplane is back within some hundred milliseconds.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Tells in `seen` what the dataplane says of a pod, until dropped.
-pub async fn follow(socket: &Path, uid: &str, seen: watch::Sender<Seen>) {
+/// Tells in `seen` what the dataplane says of a pod, until dropped. `now`: the clock of the wait, nanoseconds.
+pub async fn follow(socket: &Path, uid: &str, seen: watch::Sender<Seen>, now: impl Fn() -> i64) {
     let mut news = News { seen, was_endpoint: false };
     let mut complained = false;
     loop {
-        let failure = match asked(socket, uid, &mut news).await {
+        let failure = match asked(socket, uid, &mut news, &now).await {
             // There is nothing to add to a last answer.
             Ok(None) => return std::future::pending().await,
             Ok(Some(refusal)) => refusal,
@@ -40,7 +39,7 @@ pub async fn follow(socket: &Path, uid: &str, seen: watch::Sender<Seen>) {
 }
 
 /// One question to its last answer; a refusal in its words.
-async fn asked(socket: &Path, uid: &str, news: &mut News) -> Result<Option<String>, AskError> {
+async fn asked(socket: &Path, uid: &str, news: &mut News, now: impl Fn() -> i64) -> Result<Option<String>, AskError> {
     let mut asked = ask(socket, uid).await?;
     loop {
         match asked.next().await? {
@@ -55,7 +54,7 @@ async fn asked(socket: &Path, uid: &str, news: &mut News) -> Result<Option<Strin
                 return Ok(None);
             }
             Answer::Unknown | Answer::Done => {
-                news.tell(Seen::Agreed(clock::now()));
+                news.tell(Seen::Agreed(now()));
                 return Ok(None);
             }
             Answer::Refused { why } => return Ok(Some(why)),

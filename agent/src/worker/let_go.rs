@@ -74,34 +74,28 @@ impl Worker {
         let root = &node.settings.root_dir;
         let (begun, first_look) = (clock::now(), Instant::now());
         // The wall clock names the beginning for the next agent; one that is set meanwhile must not make the wait longer.
-        let now = || begun.saturating_add(super::nanos(first_look.elapsed()));
+        let now = move || begun.saturating_add(super::nanos(first_look.elapsed()));
         let earlier = start::read(root, self.uid(), begun);
         let mut wait = Wait { began: earlier.unwrap_or(begun), doing: None, noted: earlier.is_some() };
         // The grace that counts, and since when.
         let first = self.grace();
         let (mut grace, mut told) = (first, wait.began);
-        let mut agreed = None;
         let mut records = node.pleg.subscribe(self.uid());
         let (news, mut seen) = watch::channel(Seen::Silent);
         let uid = node.statuses.api_uid(self.uid()).unwrap_or_else(|| self.uid().to_owned());
-        let mut following = std::pin::pin!(plane::follow(&node.drain.socket, &uid, news));
+        let mut following = std::pin::pin!(plane::follow(&node.drain.socket, &uid, news, now));
         let outcome = loop {
             let want = desired.borrow_and_update().clone();
             let wanted = Worker::grace_of(&want.pod);
             if wanted < grace {
                 (grace, told) = (wanted, now());
             }
-            // By this wait's own clock, which nobody sets.
-            let told_now = match *seen.borrow_and_update() {
-                Seen::Agreed(_) => Seen::Agreed(*agreed.get_or_insert_with(now)),
-                other => other,
-            };
             let forced = want.removed && !pod::is_static(&want.pod);
             let situation = Situation {
                 grace: super::stop::seconds(grace),
                 shortened: grace < first || forced && wait.doing.is_some(),
                 since: wait.began,
-                seen: told_now,
+                seen: *seen.borrow_and_update(),
                 selected: node.materials.is_selected(&self.pod),
                 runs: runs(&self.record()),
                 forced,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use super::drain::LocalUids;
 use super::refused::Refused;
@@ -238,6 +239,11 @@ pub fn local_uids(object: &EndpointSlice, record: &SliceRecord) -> LocalUids {
         Some((u32::try_from(place).ok()?, uid.into()))
     });
     places.collect()
+}
+
+/// Ranges of cluster addresses.
+pub fn service_cidr(object: &ServiceCIDR) -> Vec<IpNet> {
+    object.spec.iter().flat_map(|s| s.cidrs.iter().flatten()).filter_map(|cidr| cidr.parse().ok()).collect()
 }
 
 /// The node this proxy runs on.

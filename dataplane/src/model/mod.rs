@@ -295,8 +295,7 @@ impl Model {
             return Vec::new();
         }
         // A node that has the load balancer's address as one of its own reaches it from that address.
-        let node = self.node.internal_ips.iter().copied().find(|ip| of_family(*ip));
-        if node.is_some_and(|ip| sources.iter().any(|net| net.contains(&ip))) {
+        if self.node.primary(family).is_some_and(|ip| sources.iter().any(|net| net.contains(&ip))) {
             sources.extend(service.load_balancer_ips.iter().copied().filter(|ip| of_family(*ip)).map(IpNet::from));
         }
         sources

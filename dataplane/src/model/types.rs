@@ -7,6 +7,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use keelson_netfilter::nft::Family as NftFamily;
+
 /// `namespace/name`.
 pub type Name = Arc<str>;
 
@@ -74,6 +76,18 @@ impl Family {
             Self::V4 => Ipv4Addr::UNSPECIFIED.into(),
             Self::V6 => Ipv6Addr::UNSPECIFIED.into(),
         }
+    }
+}
+
+impl From<NftFamily> for Family {
+    fn from(family: NftFamily) -> Self {
+        if family == NftFamily::Ipv4 { Self::V4 } else { Self::V6 }
+    }
+}
+
+impl From<Family> for NftFamily {
+    fn from(family: Family) -> Self {
+        if family == Family::V4 { Self::Ipv4 } else { Self::Ipv6 }
     }
 }
 
@@ -182,6 +196,19 @@ pub struct NodeRecord {
     pub pod_cidrs: Vec<ipnet::IpNet>,
     /// Being deleted, or tainted for removal by the autoscaler: healthz then fails.
     pub leaving: bool,
+}
+
+impl NodeRecord {
+    /// The primary address of a family.
+    #[must_use]
+    pub fn primary(&self, family: Family) -> Option<IpAddr> {
+        self.internal_ips.iter().copied().find(|ip| Family::of(*ip) == family)
+    }
+
+    /// The primary addresses of both families.
+    pub fn primaries(&self) -> impl Iterator<Item = IpAddr> {
+        [Family::V4, Family::V6].into_iter().filter_map(|family| self.primary(family))
+    }
 }
 
 /// Topology hints of an endpoint.

@@ -33,10 +33,13 @@ pub enum V {
     Foreign,
 }
 
+/// How names of chains and sets of service ports with affinity begin.
+pub const AFFINITY: &str = "affinity-";
+
 /// The chain that spreads a class of a service port with affinity.
 #[must_use]
 pub fn sticky_chain(id: u64, class: Class) -> String {
-    format!("affinity-{id:016x}-{}", class_name(class))
+    format!("{AFFINITY}{id:016x}-{}", class_name(class))
 }
 
 /// The chain, and the set of clients, of one endpoint of such a service port.
@@ -44,7 +47,7 @@ pub fn sticky_chain(id: u64, class: Class) -> String {
 pub fn sticky_endpoint(id: u64, ep: &Ep) -> String {
     // nft 1.0.6 accepts letters, digits and `/\_.-` in names; a colon it does not.
     let addr = ep.addr.to_string().replace(':', "_");
-    format!("affinity-{id:016x}-to-{addr}-{}", ep.port)
+    format!("{AFFINITY}{id:016x}-to-{addr}-{}", ep.port)
 }
 
 impl V {
@@ -84,7 +87,7 @@ impl V {
 }
 
 fn parse_sticky_chain(chain: &str) -> Option<(u64, Class)> {
-    let (id, class) = chain.strip_prefix("affinity-")?.split_once('-')?;
+    let (id, class) = chain.strip_prefix(AFFINITY)?.split_once('-')?;
     Some((u64::from_str_radix(id, 16).ok()?, class_of(class)?))
 }
 

@@ -144,7 +144,7 @@ impl Table {
     /// A table behind an [`Nft`]; nothing is touched before the first [`Table::apply`].
     #[must_use]
     pub fn new(layout: Layout, nft: Box<dyn Nft>) -> Self {
-        let family = if layout.family() == NftFamily::Ipv4 { Family::V4 } else { Family::V6 };
+        let family = layout.family().into();
         let batch = Batch::new(layout.family(), TABLE);
         Self { family, layout, nft, committed: None, batch, stats: Stats::default(), connectionless: BTreeSet::new() }
     }

@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use ipnet::IpNet;
 
+use crate::interfaces;
+
 /// A machine: this one, or one that a test describes.
 #[derive(Debug, Clone, Default)]
 pub struct Machine {
@@ -25,13 +27,7 @@ impl Machine {
     /// # Errors
     /// When the kernel does not list its addresses.
     pub fn this() -> io::Result<Self> {
-        let addresses = nix::ifaddrs::getifaddrs()?.filter_map(|interface| {
-            let address = interface.address?;
-            let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
-            let v6 = || address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip()));
-            Some((interface.interface_name, v4.or_else(v6)?))
-        });
-        Ok(Self { addresses: addresses.collect(), routes: None })
+        Ok(Self { addresses: interfaces::addresses()?.collect(), routes: None })
     }
 
     /// Whether packets to an address end here.

@@ -21,6 +21,7 @@ pub use machine::Machine;
 use crate::model::FrontendKey;
 use crate::model::types::Family;
 use crate::nftables::layout::TABLE;
+use crate::nftables::state::AFFINITY;
 use crate::wanted::Wanted;
 
 /// So many ends of a random choice are listed by address.
@@ -73,23 +74,20 @@ pub type Ends = BTreeMap<String, (Fate, u32)>;
 /// # Errors
 /// See [`WalkError`].
 pub fn outcomes(table: &TableState, packet: &Packet, machine: &Machine) -> Result<(Walked, Ends), WalkError> {
-    let mut ends = Ends::new();
-    let mut first = None;
-    // What a walk notes (who sticks where) must not decide the next.
-    let mut scratch = table.clone();
-    let (mut index, mut modulus) = (0, 1);
-    while index < modulus {
+    let once = |index| {
         let mut world = Decided { machine, index, modulus: 1 };
-        let walked = walk(&mut scratch, packet, &mut world)?;
-        if walked.steps.iter().any(words::is_noted) {
-            scratch = table.clone();
-        }
-        modulus = modulus.max(world.modulus);
+        walk(table, packet, &mut world).map(|walked| (walked, world.modulus))
+    };
+    let (first, mut modulus) = once(0)?;
+    let mut ends = Ends::from([(format!("{:?}", first.fate), (first.fate, 1))]);
+    let mut index = 1;
+    while index < modulus {
+        let (walked, asked) = once(index)?;
+        modulus = modulus.max(asked);
         ends.entry(format!("{:?}", walked.fate)).or_insert((walked.fate, 0)).1 += 1;
-        first.get_or_insert(walked);
         index += 1;
     }
-    first.map(|walked| (walked, ends)).ok_or_else(|| WalkError::NoChain(String::new()))
+    Ok((first, ends))
 }
 
 /// Where a packet ends, in words.
@@ -122,7 +120,7 @@ pub fn answer(
     wanted: Result<&Wanted, String>,
 ) -> Result<String, TraceError> {
     let packet = question.packet(machine)?;
-    let family = nft_family(packet.destination.ip());
+    let family = Family::of(packet.destination.ip()).into();
     let none = BTreeMap::new();
     let names = wanted.as_ref().map_or(&none, |w| &w.names);
     let mut out = String::new();
@@ -164,7 +162,7 @@ fn compare(
 ) -> Result<(), TraceError> {
     let Some(mut table) = wanted.tables.table(family, TABLE) else { return Ok(()) };
     // Who sticks where is known to the kernel alone.
-    for (set, clients) in table.sets.iter_mut().filter(|(set, _)| set.starts_with("affinity-")) {
+    for (set, clients) in table.sets.iter_mut().filter(|(set, _)| set.starts_with(AFFINITY)) {
         if let Some(held) = programmed.sets.get(set) {
             clients.clone_from(held);
         }
@@ -183,17 +181,13 @@ fn compare(
     Ok(())
 }
 
-fn nft_family(addr: IpAddr) -> NftFamily {
-    if addr.is_ipv4() { NftFamily::Ipv4 } else { NftFamily::Ipv6 }
-}
-
 /// Asks this machine's kernel.
 ///
 /// # Errors
 /// See [`TraceError`].
 pub fn trace(question: &Question, wanted: Result<&Wanted, String>) -> Result<String, TraceError> {
     let machine = Machine::this().map_err(TraceError::Machine)?;
-    let family = nft_family(question.to.addr);
+    let family = Family::of(question.to.addr).into();
     let table = KernelNft::open()?.dump(family, TABLE)?.ok_or(TraceError::NoTable(family))?;
     answer(question, &machine, &table, wanted)
 }

@@ -9,17 +9,13 @@ use super::frontend;
 use crate::model::FrontendKey;
 use crate::model::types::Protocol;
 use crate::nftables::layout::{
-    CHAIN_EXT_LOCAL, CHAIN_EXT_LOCAL_NODEPORT, CHAIN_REFUSE, CHAIN_SOURCE_RANGES, LIST_MAPS, Pick, SET_CLUSTER_IPS,
-    SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES, SET_SERVICE_CIDRS, VerdictMap,
+    CHAIN_SOURCE_RANGES, LIST_MAPS, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES,
+    SET_SERVICE_CIDRS, VerdictMap,
 };
+use crate::nftables::state::{AFFINITY, V};
 use crate::planner::Class;
 
 type Names = BTreeMap<FrontendKey, String>;
-
-/// Whether a step notes a client.
-pub(super) fn is_noted(step: &Step) -> bool {
-    matches!(step.what, What::Noted(_))
-}
 
 fn protocol(number: u8) -> String {
     Protocol::from_number(number).map_or_else(|| format!("protocol {number}"), |p| p.name().to_owned())
@@ -129,7 +125,7 @@ fn found(set: &str, data: &OwnedData, packet: &Packet, names: &Names) -> Option<
         SET_HAIRPIN => "an endpoint reaches itself through its Service".to_owned(),
         SET_CLUSTER_IPS => "the Service with this cluster address has no such port".to_owned(),
         SET_SERVICE_CIDRS => "no Service has this cluster address".to_owned(),
-        _ if set.starts_with("affinity-") => format!("the client is known in {set}, and sticks to its endpoint"),
+        _ if set.starts_with(AFFINITY) => format!("the client is known in {set}, and sticks to its endpoint"),
         _ if set.starts_with("__map") => return None,
         _ => format!("found in {set}"),
     })
@@ -137,29 +133,21 @@ fn found(set: &str, data: &OwnedData, packet: &Packet, names: &Names) -> Option<
 
 /// What a verdict leads to.
 fn class(chain: &str) -> String {
-    let (class, sticky) = match Pick::parse(chain) {
-        Some(pick) => (Some(pick.class), false),
-        None => (sticky_class(chain), true),
+    let verdict = [false, true].map(|node_port| V::of_chain(chain, node_port)).into_iter().find(|v| *v != V::Foreign);
+    let (class, sticky) = match verdict {
+        Some(V::Pick(class, _)) => (class, false),
+        Some(V::Sticky(_, class)) => (class, true),
+        Some(V::ExtLocal) => return "externalTrafficPolicy Local, so its source decides".to_owned(),
+        Some(V::Guarded) => return "it has loadBalancerSourceRanges, so its source is looked at".to_owned(),
+        Some(V::Refuse) => return "refused".to_owned(),
+        Some(V::Drop | V::Foreign) | None => return format!("goes to {chain}"),
     };
     let text = match class {
-        Some(Class::Cluster) => "endpoints by the internal policy, masqueraded unless it comes from a pod",
-        Some(Class::External) => "endpoints by the Cluster policy, always masqueraded",
-        Some(Class::Inside) => "all endpoints, source kept",
-        Some(Class::Local) => "this node's endpoints, source kept",
-        None if chain == CHAIN_EXT_LOCAL || chain == CHAIN_EXT_LOCAL_NODEPORT => {
-            return "externalTrafficPolicy Local, so its source decides".to_owned();
-        }
-        None if chain == CHAIN_SOURCE_RANGES => {
-            return "it has loadBalancerSourceRanges, so its source is looked at".to_owned();
-        }
-        None if chain == CHAIN_REFUSE => return "refused".to_owned(),
-        None => return format!("goes to {chain}"),
+        Class::Cluster => "endpoints by the internal policy, masqueraded unless it comes from a pod",
+        Class::External => "endpoints by the Cluster policy, always masqueraded",
+        Class::Inside => "all endpoints, source kept",
+        Class::Local => "this node's endpoints, source kept",
     };
     let affinity = if sticky { "; clients stick to their endpoint" } else { "" };
     format!("{text}{affinity}")
-}
-
-fn sticky_class(chain: &str) -> Option<Class> {
-    let (_, class) = chain.strip_prefix("affinity-")?.split_once('-')?;
-    crate::nftables::layout::class_of(class)
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::table_state::{Elements, SetShape, TableState, read_hook};
+use super::table_state::{Elements, SetShape, TableState, is_anonymous, read_hook};
 use super::{Batch, ElementRef, Expr, Family, Listed, Nft, NftError, OwnedData, TableNames, Verdict};
 use crate::uapi::*;
 use crate::wire::{Attrs, Message, Messages, Writer};
@@ -114,7 +114,7 @@ fn apply(tables: &mut Tables, anonymous: &mut Anonymous, message: Message<'_>) -
         }
         NFT_MSG_NEWSET => {
             let name = attrs.str(NFTA_SET_NAME).ok_or(libc::EINVAL)?;
-            if attrs.u32(NFTA_SET_FLAGS).unwrap_or(0) & NFT_SET_ANONYMOUS == 0 {
+            if !is_anonymous(attrs) {
                 table.sets.entry(name.to_owned()).or_default();
                 table.shapes.insert(name.to_owned(), SetShape::read(attrs));
             } else {

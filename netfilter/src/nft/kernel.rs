@@ -6,6 +6,7 @@
 //! [`NftError::Overrun`].
 
 use std::collections::{BTreeMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use netlink_sys::{Socket, protocols::NETLINK_NETFILTER};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use super::table_state::{Elements, SetShape, TableState, read_hook};
+use super::table_state::TableState;
 use super::{Batch, ElementRef, Family, Listed, Nft, NftError, TableNames, read_rule};
 use crate::uapi::*;
 use crate::wire::{Attrs, Message, Messages, Writer, text};
@@ -199,46 +200,33 @@ impl KernelNft {
         (w, self.seq)
     }
 
-    /// Calls back for each object of a table: chains, then rules, then sets. `false`: interrupted, though seen to its end.
-    fn objects(&mut self, family: Family, table: &str, each: &mut dyn FnMut(u16, Attrs<'_>)) -> Result<bool, NftError> {
-        let mut whole = true;
+    /// Whether there is such a table; none when that could not be told.
+    fn exists(&mut self, family: Family, table: &str) -> Result<Option<bool>, NftError> {
+        let (request, seq) = self.request(NFT_MSG_GETTABLE, NLM_F_DUMP, family, |_| {});
+        let mut found = false;
+        let outcome = self.dump_once(&request, seq, &mut |m| {
+            found |= m.family() == family as u8 && m.attrs().str(NFTA_TABLE_NAME) == Some(table);
+        })?;
+        Ok((found || outcome != Dump::Interrupted).then_some(found))
+    }
+
+    /// Lists a table but for its elements: chains, then rules, then sets. `false`: interrupted, though seen to its end.
+    fn skeleton(&mut self, family: Family, table: &str) -> Result<(bool, TableState), NftError> {
+        let (mut whole, mut state) = (true, TableState::default());
         for kind in [NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFT_MSG_GETSET] {
             let (request, seq) = self.request(kind, NLM_F_DUMP, family, |w| {
                 // Only rules can be filtered by table in a dump; for the others the kernel ignores it.
                 w.attr_str(1, table);
             });
             let outcome = self.dump_once(&request, seq, &mut |m| {
-                if m.attrs().str(1) == Some(table) {
-                    each(kind, m.attrs());
+                let attrs = m.attrs();
+                if attrs.str(1) == Some(table) {
+                    state.take(kind, attrs);
                 }
             })?;
             whole &= outcome != Dump::Interrupted;
         }
-        Ok(whole)
-    }
-
-    fn names_once(&mut self, family: Family, table: &str) -> Result<(bool, TableNames), NftError> {
-        let mut names = TableNames::default();
-        let whole = self.objects(family, table, &mut |kind, attrs| match kind {
-            NFT_MSG_GETCHAIN => {
-                if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
-                    names.chains.insert(name.to_owned(), Vec::new());
-                }
-            }
-            NFT_MSG_GETRULE => {
-                if let Some(rules) = attrs.str(NFTA_RULE_CHAIN).and_then(|c| names.chains.get_mut(c)) {
-                    rules.push(attrs.get(NFTA_RULE_EXPRESSIONS).unwrap_or(&[]).to_vec());
-                }
-            }
-            _ => {
-                if !is_anonymous(attrs)
-                    && let Some(name) = attrs.str(NFTA_SET_NAME)
-                {
-                    names.sets.push(name.to_owned());
-                }
-            }
-        })?;
-        Ok((whole, names))
+        Ok((whole, state))
     }
 
     /// How many elements a set has, where the kernel tells, and they are one for each key.
@@ -259,27 +247,7 @@ impl KernelNft {
     }
 
     fn dump_table(&mut self, family: Family, table: &str) -> Result<(bool, TableState), NftError> {
-        let mut state = TableState::default();
-        let mut whole = self.objects(family, table, &mut |kind, attrs| match kind {
-            NFT_MSG_GETCHAIN => {
-                if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
-                    state.chains.insert(name.to_owned(), Vec::new());
-                    state.hooks.extend(read_hook(attrs).map(|hook| (name.to_owned(), hook)));
-                }
-            }
-            NFT_MSG_GETRULE => {
-                if let Some(rules) = attrs.str(NFTA_RULE_CHAIN).and_then(|c| state.chains.get_mut(c)) {
-                    rules.push(attrs.get(NFTA_RULE_EXPRESSIONS).unwrap_or(&[]).to_vec());
-                }
-            }
-            _ => {
-                if let Some(name) = attrs.str(NFTA_SET_NAME) {
-                    state.shapes.insert(name.to_owned(), SetShape::read(attrs));
-                    let sets = if is_anonymous(attrs) { &mut state.anonymous } else { &mut state.sets };
-                    sets.insert(name.to_owned(), Elements::new());
-                }
-            }
-        })?;
+        let (mut whole, mut state) = self.skeleton(family, table)?;
         for (name, elements) in state.sets.iter_mut().chain(&mut state.anonymous) {
             loop {
                 elements.clear();
@@ -317,15 +285,6 @@ fn same_table(a: &TableState, b: &TableState) -> bool {
         && a.hooks == b.hooks
         && a.anonymous == b.anonymous
         && a.sets.iter().filter(|(name, _)| fixed(name)).eq(b.sets.iter().filter(|(name, _)| fixed(name)))
-}
-
-/// FNV-1a: two of 250,000 keys have the same number with a probability of one in 600 million.
-fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
-}
-
-fn is_anonymous(set: Attrs<'_>) -> bool {
-    set.u32(NFTA_SET_FLAGS).unwrap_or(0) & NFT_SET_ANONYMOUS != 0
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -366,18 +325,13 @@ impl Nft for KernelNft {
         // A listing of a table begins with its names.
         self.partial = 0;
         for _ in 0..DUMP_ATTEMPTS {
-            let (request, seq) = self.request(NFT_MSG_GETTABLE, NLM_F_DUMP, family, |_| {});
-            let mut found = false;
-            let outcome = self.dump_once(&request, seq, &mut |m| {
-                found |= m.family() == family as u8 && m.attrs().str(NFTA_TABLE_NAME) == Some(table);
-            })?;
-            if !found && outcome == Dump::Interrupted {
-                continue;
+            match self.exists(family, table)? {
+                None => continue,
+                Some(false) => return Ok(None),
+                Some(true) => {}
             }
-            if !found {
-                return Ok(None);
-            }
-            let (whole, names) = self.names_once(family, table)?;
+            let (whole, state) = self.skeleton(family, table)?;
+            let names = TableNames { chains: state.chains, sets: state.sets.into_keys().collect() };
             if whole
                 || before.as_ref().is_some_and(|before: &TableNames| {
                     same_chains(&before.chains, &names.chains) && before.sets == names.sets
@@ -399,7 +353,7 @@ impl Nft for KernelNft {
     ) -> Result<Listed, NftError> {
         let expected = self.count(family, table, set)?;
         // Elements may come twice, and numbers of keys are all that is kept of them: 2 MB for 250,000.
-        let mut seen: HashSet<u64> = HashSet::new();
+        let (mut seen, numbers): (HashSet<u64>, _) = (HashSet::new(), RandomState::new());
         let (request, seq) = self.request(NFT_MSG_GETSETELEM, NLM_F_DUMP, family, |w| {
             w.attr_str(NFTA_SET_ELEM_LIST_TABLE, table);
             w.attr_str(NFTA_SET_ELEM_LIST_SET, set);
@@ -408,7 +362,7 @@ impl Nft for KernelNft {
             for (_, element) in m.attrs().nested(NFTA_SET_ELEM_LIST_ELEMENTS) {
                 if let Some(element) = ElementRef::parse(element) {
                     if expected.is_some() {
-                        seen.insert(fnv(element.key));
+                        seen.insert(numbers.hash_one(element.key));
                     }
                     each(element);
                 }
@@ -431,9 +385,12 @@ impl Nft for KernelNft {
 
     fn dump(&mut self, family: Family, table: &str) -> Result<Option<TableState>, NftError> {
         let mut before = None;
+        self.partial = 0;
         for _ in 0..DUMP_ATTEMPTS {
-            if self.names(family, table)?.is_none() {
-                return Ok(None);
+            match self.exists(family, table)? {
+                None => continue,
+                Some(false) => return Ok(None),
+                Some(true) => {}
             }
             let (whole, state) = self.dump_table(family, table)?;
             if whole || before.as_ref().is_some_and(|before| same_table(before, &state)) {

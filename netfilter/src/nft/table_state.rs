@@ -59,7 +59,36 @@ pub struct TableState {
     pub anonymous: BTreeMap<String, Elements>,
 }
 
+/// Whether a set belongs to one rule, from the attributes of its message.
+pub(super) fn is_anonymous(set: Attrs<'_>) -> bool {
+    set.u32(NFTA_SET_FLAGS).unwrap_or(0) & NFT_SET_ANONYMOUS != 0
+}
+
 impl TableState {
+    /// Takes an object of the table from a listing: of chains, then rules, then sets; elements come apart.
+    pub(super) fn take(&mut self, listing: u16, attrs: Attrs<'_>) {
+        match listing {
+            NFT_MSG_GETCHAIN => {
+                if let Some(name) = attrs.str(NFTA_CHAIN_NAME) {
+                    self.chains.insert(name.to_owned(), Vec::new());
+                    self.hooks.extend(read_hook(attrs).map(|hook| (name.to_owned(), hook)));
+                }
+            }
+            NFT_MSG_GETRULE => {
+                if let Some(rules) = attrs.str(NFTA_RULE_CHAIN).and_then(|c| self.chains.get_mut(c)) {
+                    rules.push(attrs.get(NFTA_RULE_EXPRESSIONS).unwrap_or(&[]).to_vec());
+                }
+            }
+            _ => {
+                if let Some(name) = attrs.str(NFTA_SET_NAME) {
+                    self.shapes.insert(name.to_owned(), SetShape::read(attrs));
+                    let sets = if is_anonymous(attrs) { &mut self.anonymous } else { &mut self.sets };
+                    sets.insert(name.to_owned(), Elements::new());
+                }
+            }
+        }
+    }
+
     /// The elements of a set, named or not.
     #[must_use]
     pub fn elements(&self, set: &str) -> Option<&Elements> {

@@ -144,11 +144,11 @@ pub enum WalkError {
     TooDeep(String),
 }
 
-/// Sends a packet through a table. Sets that the packet path fills are changed.
+/// Sends a packet through a table. A client that would be noted in a set is not: one packet meets nothing of what it leaves behind.
 ///
 /// # Errors
 /// See [`WalkError`].
-pub fn walk(table: &mut TableState, packet: &Packet, world: &mut dyn World) -> Result<Walked, WalkError> {
+pub fn walk(table: &TableState, packet: &Packet, world: &mut dyn World) -> Result<Walked, WalkError> {
     let mut walker = Walker {
         table,
         world,
@@ -164,7 +164,7 @@ pub fn walk(table: &mut TableState, packet: &Packet, world: &mut dyn World) -> R
 }
 
 struct Walker<'a> {
-    table: &'a mut TableState,
+    table: &'a TableState,
     world: &'a mut dyn World,
     packet: Packet,
     regs: [u8; REGISTERS],
@@ -369,11 +369,10 @@ impl Walker<'_> {
             Expr::SetUpdate { set, key } => {
                 let key = (self.key(set, *key)?, false);
                 let full = self.table.shapes.get(set).and_then(|shape| shape.size);
-                let elements = self.table.sets.get_mut(set)?;
+                let elements = self.table.sets.get(set)?;
                 if !elements.contains_key(&key) && full.is_some_and(|size| elements.len() >= size as usize) {
                     return None;
                 }
-                elements.insert(key, OwnedData::None);
                 self.step(chain, rule, What::Noted(set.clone()));
             }
         }

@@ -15,7 +15,7 @@ use crate::nftables::layout::{
     LAYOUT_PREFIX, LIST_MAPS, ListMap, Pick, SET_CLUSTER_IPS, SET_HAIRPIN, SET_LOCAL_SOURCES, SET_NODEPORT_ADDRESSES,
     SET_SERVICE_CIDRS, SET_SOURCE_RANGES, TABLE, VerdictMap,
 };
-use crate::nftables::state::{Committed, V};
+use crate::nftables::state::{AFFINITY, Committed, V};
 use crate::planner::Class;
 
 /// Whether a list is shorter than the verdict that leads to it says, or nothing leads to it: a sign, where the kernel does not count, that the
@@ -117,11 +117,11 @@ impl Table {
                     self.need_pick(committed, pick);
                 }
                 committed.picks.insert(pick);
-            } else if name.starts_with("affinity-") {
+            } else if name.starts_with(AFFINITY) {
                 committed.stray_sticky_chains.insert(name.clone());
             }
         }
-        committed.stray_sticky_sets.extend(names.sets.into_iter().filter(|s| s.starts_with("affinity-")));
+        committed.stray_sticky_sets.extend(names.sets.into_iter().filter(|s| s.starts_with(AFFINITY)));
         self.commit()
     }
 
