@@ -112,7 +112,7 @@ run_vm() {
 # Test programs of the dataplane that the suite `vm` runs on other kernels, as cargo tells where it has built them.
 test_programs() {
     KEELSON_TEST_PROGRAMS=$(cargo test --locked --quiet --workspace --tests --no-run --message-format=json |
-        sed -n 's#.*"src_path":"[^"]*/dataplane/tests/\(packets\|affinity\|sctp\|race\|listing\|walk\|endurance\)\.rs".*"executable":"\([^"]*\)".*#\1=\2#p')
+        sed -n 's#.*"src_path":"[^"]*/dataplane/tests/\(packets\|affinity\|sctp\|race\|listing\|walk\|kernel_faults\|endurance\)\.rs".*"executable":"\([^"]*\)".*#\1=\2#p')
     export KEELSON_TEST_PROGRAMS
 }
 

@@ -119,6 +119,7 @@ pub async fn start(
         tokens,
         in_flight: InFlight::default(),
         metrics: Metrics::default(),
+        webhooks: crate::admission::webhooks::Configurations::default(),
         kubelet: kubelet.map(KubeletClient::new).transpose()?,
         shutdown: shutdown.clone(),
     });

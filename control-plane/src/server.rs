@@ -81,6 +81,8 @@ pub struct Server {
     pub in_flight: InFlight,
     /// Health and metrics.
     pub metrics: Metrics,
+    /// Admission webhooks.
+    pub webhooks: crate::admission::webhooks::Configurations,
     /// Client for agents, absent in tests without a PKI.
     pub kubelet: Option<KubeletClient>,
     /// Ends long-running requests.
@@ -219,42 +221,84 @@ impl Server {
         name: &str,
         mut change: impl FnMut(&Value) -> Result<Change, ApiError> + Send,
     ) -> Result<Changed, ApiError> {
-        let key: Arc<str> = res.key(namespace, name).into();
-        let cache = self.cache(res)?;
-        for _ in 0..MAX_CONFLICTS {
-            let object = cache.get(&key).ok_or_else(|| ApiError::not_found(res, name))?;
-            let current = object.value_as(res);
-            let (op, kept) = match change(&current)? {
-                Change::Keep => return Ok(Changed { json: object.json_as(res), removed: false }),
-                Change::Put(new) => {
-                    let value = cache::encode(&stored_form(res, new));
-                    if value == cache::encode(&object.value()) {
-                        return Ok(Changed { json: object.json_as(res), removed: false });
-                    }
-                    (Op::Put { key: Arc::clone(&key), value: value.clone() }, Some(value))
-                }
-                Change::Remove(last) => {
-                    (Op::Delete { key: Arc::clone(&key) }, Some(cache::encode(&stored_form(res, last))))
-                }
-            };
-            let removed = matches!(op, Op::Delete { .. });
-            let txn = Txn { expect: vec![(Arc::clone(&key), Expect::ModRevision(object.revision))], ops: vec![op] };
-            match self.store.txn(txn).await.map_err(store_error)? {
-                TxnOutcome::Committed(revision) => {
-                    self.catch_up(revision).await?;
-                    let json = kept.map(|value| cache::with_revision(&value, revision)).unwrap_or_default();
-                    let json = shown_form(res, json, revision);
-                    return Ok(Changed { json, removed });
-                }
-                TxnOutcome::Conflict { mod_revision, .. } => {
-                    let newest = match mod_revision {
-                        Some(revision) => revision,
-                        None => self.store.revision().await.map_err(store_error)?,
-                    };
-                    self.catch_up(newest).await?;
-                }
+        let mut attempts = self.attempts(res, namespace, name);
+        loop {
+            let current = attempts.current()?;
+            let next = change(&current)?;
+            if let Some(changed) = attempts.commit(next).await? {
+                return Ok(changed);
             }
         }
-        Err(ApiError::modified(res, name))
+    }
+
+    /// The steps of a change for who has to wait between them: read, compute, commit, and again after a conflict.
+    #[must_use]
+    pub fn attempts<'a>(&'a self, res: &'a Resource, namespace: &str, name: &'a str) -> Attempts<'a> {
+        Attempts { server: self, res, name, key: res.key(namespace, name).into(), read: None, left: MAX_CONFLICTS }
+    }
+}
+
+/// A change of a stored object, attempt by attempt: [`Attempts::current`], then [`Attempts::commit`], until that gives a result.
+#[derive(Debug)]
+pub struct Attempts<'a> {
+    server: &'a Server,
+    res: &'a Resource,
+    name: &'a str,
+    key: Arc<str>,
+    read: Option<Arc<cache::Object>>,
+    left: usize,
+}
+
+impl Attempts<'_> {
+    /// The object as it is now.
+    ///
+    /// # Errors
+    /// 404 when it does not exist, 409 after too many conflicts.
+    pub fn current(&mut self) -> Result<Value, ApiError> {
+        self.left = self.left.checked_sub(1).ok_or_else(|| ApiError::modified(self.res, self.name))?;
+        let object = self.server.cache(self.res)?.get(&self.key);
+        let object = object.ok_or_else(|| ApiError::not_found(self.res, self.name))?;
+        let value = object.value_as(self.res);
+        self.read = Some(object);
+        Ok(value)
+    }
+
+    /// Commits what was made of the object that [`Attempts::current`] gave; `None` when it had changed meanwhile, the caches then show how.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn commit(&mut self, change: Change) -> Result<Option<Changed>, ApiError> {
+        let object = self.read.take().ok_or_else(|| ApiError::internal("nothing was read before this commit"))?;
+        let key = Arc::clone(&self.key);
+        let kept = || Ok(Some(Changed { json: object.json_as(self.res), removed: false }));
+        let (op, value) = match change {
+            Change::Keep => return kept(),
+            Change::Put(new) => {
+                let value = cache::encode(&stored_form(self.res, new));
+                if value == cache::encode(&object.value()) {
+                    return kept();
+                }
+                (Op::Put { key, value: value.clone() }, value)
+            }
+            Change::Remove(last) => (Op::Delete { key }, cache::encode(&stored_form(self.res, last))),
+        };
+        let removed = matches!(op, Op::Delete { .. });
+        let expect = vec![(Arc::clone(&self.key), Expect::ModRevision(object.revision))];
+        let store = &self.server.store;
+        match store.txn(Txn { expect, ops: vec![op] }).await.map_err(store_error)? {
+            TxnOutcome::Committed(revision) => {
+                self.server.catch_up(revision).await?;
+                let json = shown_form(self.res, cache::with_revision(&value, revision), revision);
+                Ok(Some(Changed { json, removed }))
+            }
+            TxnOutcome::Conflict { mod_revision, .. } => {
+                let newest = match mod_revision {
+                    Some(revision) => revision,
+                    None => store.revision().await.map_err(store_error)?,
+                };
+                self.server.catch_up(newest).await?;
+                Ok(None)
+            }
+        }
     }
 }

@@ -310,12 +310,12 @@ pub struct ApiError {
     pub group: Box<str>,
     /// `details.kind`: the plural resource, or the kind for `Invalid`.
     pub kind: Box<str>,
-    /// `details.uid`.
-    pub uid: Box<str>,
     /// `details.causes`.
     pub causes: Vec<Cause>,
     /// `details.retryAfterSeconds`, 0 if not given; also goes into the `Retry-After` header.
     pub retry_after_seconds: u32,
+    /// The `Status` of somebody else's refusal (a webhook's), answered as it is.
+    pub verbatim: Option<Box<Value>>,
 }
 
 impl ApiError {
@@ -328,9 +328,9 @@ impl ApiError {
             name: Box::default(),
             group: Box::default(),
             kind: Box::default(),
-            uid: Box::default(),
             causes: Vec::new(),
             retry_after_seconds: 0,
+            verbatim: None,
         }
     }
 
@@ -495,8 +495,11 @@ impl ApiError {
     /// The `Status` object.
     #[must_use]
     pub fn to_status(&self) -> Value {
+        if let Some(status) = &self.verbatim {
+            return Value::clone(status);
+        }
         let mut details = Map::new();
-        for (key, value) in [("name", &self.name), ("group", &self.group), ("kind", &self.kind), ("uid", &self.uid)] {
+        for (key, value) in [("name", &self.name), ("group", &self.group), ("kind", &self.kind)] {
             if !value.is_empty() {
                 details.insert(key.to_owned(), json!(value));
             }

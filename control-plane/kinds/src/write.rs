@@ -289,6 +289,11 @@ pub fn from_storage(res: &Resource, obj: &mut Value, resource_version: u64) {
     }
 }
 
+/// Turns an object of another version of the same stored kind into the version of `res`.
+pub fn convert(res: &Resource, obj: &mut Value) {
+    crate::kinds::convert(res, obj);
+}
+
 /// Makes an empty list of a resource around `items`.
 #[must_use]
 pub fn list(res: &Resource, items: Vec<Value>, metadata: &Value) -> Value {

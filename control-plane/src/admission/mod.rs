@@ -1,8 +1,10 @@
 //! Admission: what the cluster's state adds to an object, or refuses.
 //!
-//! NamespaceLifecycle for every kind; ServiceAccount, Priority, RuntimeClass and DefaultTolerationSeconds for pods; TaintNodesByCondition for nodes;
-//! NodeRestriction for what agents write; DenyServiceExternalIPs; the rules of signing requests; no grant of permissions that are not held.
-//! Upstream counterparts: the plugins of these names under `plugin/pkg/admission`.
+//! Two phases, as upstream: [`mutate`] before an object is prepared and checked by its kind, [`validate`] on what would be stored. Mutating:
+//! NamespaceLifecycle for every kind; ServiceAccount, Priority, RuntimeClass and DefaultTolerationSeconds for pods; TaintNodesByCondition for
+//! nodes; NodeRestriction for what agents write; the rules of signing requests; mutating webhooks last. Validating:
+//! DenyServiceExternalIPs; no grant of permissions that are not held; validating webhooks. Upstream counterparts: the plugins of these
+//! names under `plugin/pkg/admission`, `apiserver/pkg/admission`.
 
 mod certificates;
 mod escalation;
@@ -10,6 +12,7 @@ mod node_restriction;
 mod pods;
 mod runtime_class;
 mod unenforced;
+pub mod webhooks;
 
 use keelson_kinds::{ApiError, Cause, lookup};
 use serde_json::{Value, json};
@@ -20,39 +23,116 @@ use node_restriction::Write;
 /// Namespaces that cannot be deleted.
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
 
-/// Before a new object is prepared and validated.
+/// What a request does, as admission calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A new object, or one of a subresource that takes objects (binding, eviction, token).
+    Create,
+    /// A changed object.
+    Update,
+    /// A delete.
+    Delete,
+    /// A connection: exec, attach, port-forward, proxy.
+    Connect,
+}
+
+impl Operation {
+    /// As in webhook rules.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+            Self::Connect => "CONNECT",
+        }
+    }
+}
+
+/// A request in front of admission.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Who asks for what.
+    pub call: &'a Call,
+    /// What is done.
+    pub operation: Operation,
+    /// Namespace of the object, empty for cluster-scoped kinds.
+    pub namespace: &'a str,
+    /// Name of the object, empty while it is not generated.
+    pub name: &'a str,
+    /// The object before, for updates and deletes.
+    pub old: Option<&'a Value>,
+    /// Whether nothing will be stored.
+    pub dry_run: bool,
+}
+
+impl<'a> Request<'a> {
+    /// For the object that the call's URL names.
+    #[must_use]
+    pub fn new(call: &'a Call, operation: Operation, old: Option<&'a Value>, dry_run: bool) -> Self {
+        Self { call, operation, namespace: &call.namespace, name: &call.name, old, dry_run }
+    }
+}
+
+/// Before an object is prepared and validated. Returns what the client is warned of.
 ///
 /// # Errors
-/// 403 and 404.
-pub async fn create(call: &Call, object: &mut Value) -> Result<(), ApiError> {
+/// 403, 404, and what webhooks answer.
+pub async fn mutate(request: &Request<'_>, object: &mut Value) -> Result<Vec<String>, ApiError> {
+    match (request.operation, request.old) {
+        (Operation::Create, _) => create(request.call, object).await?,
+        (Operation::Update, Some(old)) => update(request.call, object, old)?,
+        _ => {}
+    }
+    webhooks::mutate(request, object).await
+}
+
+/// When an object is as it would be stored; without one for deletes. Returns what the client is warned of.
+///
+/// # Errors
+/// 403, and what webhooks answer.
+pub async fn validate(request: &Request<'_>, object: Option<&Value>) -> Result<Vec<String>, ApiError> {
+    let call = request.call;
+    if let Some(object) = object
+        && matches!(request.operation, Operation::Create | Operation::Update)
+    {
+        escalation::check(call, object, request.old)?;
+        if (call.res.group, call.res.plural, call.subresource.as_str()) == ("", "services", "") {
+            external_addresses(call, object, request.old)?;
+        }
+    }
+    let mut warnings = webhooks::validate(request, object).await?;
+    if let Some(object) = object {
+        warnings.extend(unenforced::warnings(call, object, request.old));
+    }
+    Ok(warnings)
+}
+
+async fn create(call: &Call, object: &mut Value) -> Result<(), ApiError> {
     if call.res.namespaced() {
         namespace_accepts(call)?;
     }
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     node_restriction::check(call, &call.namespace, name, Write::Create(object))?;
-    escalation::check(call, object, None)?;
     match (call.res.group, call.res.plural) {
         ("", "pods") => pods::admit(call, object).await?,
         ("", "nodes") => taint_new_node(object),
-        ("", "services") => external_addresses(call, object, None)?,
         ("certificates.k8s.io", "certificatesigningrequests") => certificates::create(call, object)?,
         _ => {}
     }
     Ok(())
 }
 
-/// What the client should know about a new object, or a changed one and what it was.
-#[must_use]
-pub fn warnings(call: &Call, new: &Value, old: Option<&Value>) -> Vec<String> {
-    unenforced::warnings(call, new, old)
-}
-
 /// Before a subresource is created: a binding, an eviction, a token. `object` is what was sent.
 ///
 /// # Errors
-/// 403 and 404.
-pub fn create_subresource(call: &Call, object: &Value) -> Result<(), ApiError> {
-    node_restriction::check(call, &call.namespace, &call.name, Write::Create(object))
+/// 403, 404, and what webhooks answer.
+pub async fn create_subresource(call: &Call, object: &mut Value, dry_run: bool) -> Result<Vec<String>, ApiError> {
+    node_restriction::check(call, &call.namespace, &call.name, Write::Create(object))?;
+    let request = Request::new(call, Operation::Create, None, dry_run);
+    let mut warnings = webhooks::mutate(&request, object).await?;
+    warnings.extend(webhooks::validate(&request, Some(object)).await?);
+    Ok(warnings)
 }
 
 /// Who may write Services could take over traffic to any address with these (CVE-2020-8554).
@@ -80,17 +160,10 @@ fn taint_new_node(node: &mut Value) {
     }
 }
 
-/// Before a changed object is prepared and validated.
-///
-/// # Errors
-/// 403.
-pub fn update(call: &Call, new: &mut Value, current: &Value) -> Result<(), ApiError> {
+fn update(call: &Call, new: &mut Value, current: &Value) -> Result<(), ApiError> {
     node_restriction::check(call, &call.namespace, &call.name, Write::Update { new, old: current })?;
-    escalation::check(call, new, Some(current))?;
-    match (call.res.group, call.res.plural) {
-        ("", "services") if call.subresource.is_empty() => external_addresses(call, new, Some(current))?,
-        ("certificates.k8s.io", "certificatesigningrequests") => certificates::update(call, new, current)?,
-        _ => {}
+    if (call.res.group, call.res.plural) == ("certificates.k8s.io", "certificatesigningrequests") {
+        certificates::update(call, new, current)?;
     }
     if call.res.group.is_empty() && call.res.plural == "pods" && call.subresource.is_empty() {
         pods::tolerations(new, call.server.config.toleration_seconds);
@@ -98,15 +171,31 @@ pub fn update(call: &Call, new: &mut Value, current: &Value) -> Result<(), ApiEr
     Ok(())
 }
 
-/// Before a delete.
+/// Before a delete of `old`.
 ///
 /// # Errors
-/// 403.
-pub fn delete(call: &Call, namespace: &str, name: &str) -> Result<(), ApiError> {
+/// 403, and what webhooks answer.
+pub async fn delete(request: &Request<'_>) -> Result<Vec<String>, ApiError> {
+    let Request { call, namespace, name, .. } = *request;
     node_restriction::check(call, namespace, name, Write::Delete)?;
     if call.res.group.is_empty() && call.res.plural == "namespaces" && IMMORTAL.contains(&name) {
         return Err(ApiError::forbidden(call.res, name, "this namespace may not be deleted"));
     }
+    let mut nothing = Value::Null;
+    let mut warnings = webhooks::mutate(request, &mut nothing).await?;
+    warnings.extend(validate(request, None).await?);
+    Ok(warnings)
+}
+
+/// Before a connection to something behind this server; `options` is the object that its query stands for.
+///
+/// # Errors
+/// What webhooks answer.
+pub async fn connect(call: &Call, options: &Value) -> Result<(), ApiError> {
+    let request = Request::new(call, Operation::Connect, None, false);
+    let mut options = options.clone();
+    webhooks::mutate(&request, &mut options).await?;
+    webhooks::validate(&request, Some(&options)).await?;
     Ok(())
 }
 

@@ -22,7 +22,12 @@ pub(super) fn warnings(call: &Call, new: &Value, old: Option<&Value>) -> Vec<Str
         ("", "resourcequotas") => "no amount is limited by it",
         ("", "limitranges") => "it neither sets nor checks requests and limits of pods",
         ("admissionregistration.k8s.io", "mutatingwebhookconfigurations" | "validatingwebhookconfigurations") => {
-            "its webhooks are not called"
+            let webhooks = new["webhooks"].as_array().into_iter().flatten();
+            if !webhooks.into_iter().any(|hook| hook["matchConditions"].as_array().is_some_and(|list| !list.is_empty()))
+            {
+                return Vec::new();
+            }
+            "matchConditions are not evaluated, the webhook is asked whatever they say"
         }
         ("admissionregistration.k8s.io", _) => "it is not evaluated",
         _ => return Vec::new(),

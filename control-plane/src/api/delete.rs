@@ -7,7 +7,7 @@ use keelson_kinds::{ApiError, Reason, error};
 use serde_json::{Map, Value, json};
 
 use super::{one, one_value, parse_body, read};
-use crate::admission;
+use crate::admission::{self, Operation, Request};
 use crate::http::Call;
 use crate::http::body::{self, Body};
 use crate::http::path::Query;
@@ -56,30 +56,41 @@ fn merged(mut body: Value, query: &Query) -> Result<Value, ApiError> {
 ///
 /// # Errors
 /// 404, 409, 403 for what may not be deleted.
-pub async fn remove(call: &Call, namespace: &str, name: &str, options: &DeleteOptions) -> Result<Changed, ApiError> {
-    admission::delete(call, namespace, name)?;
+pub async fn remove(call: &Call, namespace: &str, name: &str, options: &DeleteOptions) -> Result<Removed, ApiError> {
     let now = jiff::Timestamp::now();
-    if options.dry_run {
-        let current = call.server.get(call.res, namespace, name).ok_or_else(|| ApiError::not_found(call.res, name))?;
-        let (value, removed) = match deletion::begin(call.res, &current, options, now)? {
-            Deletion::Remove(value) => (value, true),
-            Deletion::Update(value) => (value, false),
-            Deletion::Pending => (current, false),
+    let mut attempts = call.server.attempts(call.res, namespace, name);
+    loop {
+        let current = attempts.current()?;
+        let (operation, dry_run) = (Operation::Delete, options.dry_run);
+        let request = Request { call, operation, namespace, name, old: Some(&current), dry_run };
+        let warnings = admission::delete(&request).await?;
+        let change = match deletion::begin(call.res, &current, options, now)? {
+            Deletion::Remove(value) => Change::Remove(value),
+            Deletion::Update(value) => Change::Put(value),
+            Deletion::Pending => Change::Keep,
         };
-        return Ok(Changed { json: value.to_string().into(), removed });
+        if dry_run {
+            let (value, removed) = match change {
+                Change::Remove(value) => (value, true),
+                Change::Put(value) => (value, false),
+                Change::Keep => (current, false),
+            };
+            return Ok(Removed { changed: Changed { json: value.to_string().into(), removed }, warnings });
+        }
+        if let Some(changed) = attempts.commit(change).await? {
+            call.server.settle_service(call.res, namespace, name);
+            return Ok(Removed { changed, warnings });
+        }
     }
-    let changed = call
-        .server
-        .change(call.res, namespace, name, |current| {
-            Ok(match deletion::begin(call.res, current, options, now)? {
-                Deletion::Remove(value) => Change::Remove(value),
-                Deletion::Update(value) => Change::Put(value),
-                Deletion::Pending => Change::Keep,
-            })
-        })
-        .await?;
-    call.server.settle_service(call.res, namespace, name);
-    Ok(changed)
+}
+
+/// How a delete ended.
+#[derive(Debug)]
+pub struct Removed {
+    /// The object's last state, or its state while something still holds it.
+    pub changed: Changed,
+    /// What the client is warned of.
+    pub warnings: Vec<String>,
 }
 
 /// DELETE of one object.
@@ -88,17 +99,19 @@ pub async fn remove(call: &Call, namespace: &str, name: &str, options: &DeleteOp
 /// As [`remove`], and 400, 415, 422 for the options.
 pub async fn delete(call: &Call) -> Result<Response<Body>, ApiError> {
     let options = options(call)?;
-    let changed = remove(call, &call.namespace, &call.name, &options).await?;
+    let Removed { changed, warnings } = remove(call, &call.namespace, &call.name, &options).await?;
     if !changed.removed {
-        return Ok(one(call, StatusCode::OK, changed.json, &[]));
+        return Ok(one(call, StatusCode::OK, changed.json, &warnings));
     }
     let last: Value = serde_json::from_slice(&changed.json).unwrap_or_default();
     // Pods and some others answer with themselves, as upstream's ReturnDeletedObject.
     if matches!(call.res.plural, "pods" | "services" | "serviceaccounts") && call.res.group.is_empty() {
-        return Ok(one_value(call, StatusCode::OK, &last, &[]));
+        return Ok(one_value(call, StatusCode::OK, &last, &warnings));
     }
     let uid = last["metadata"]["uid"].as_str().unwrap_or_default();
-    Ok(body::json_value(StatusCode::OK, &error::deleted_status(call.res, &call.name, uid)))
+    let mut response = body::json_value(StatusCode::OK, &error::deleted_status(call.res, &call.name, uid));
+    body::add_warnings(&mut response, &warnings);
+    Ok(response)
 }
 
 /// DELETE of a collection; answers with the list of what was deleted.
@@ -111,7 +124,7 @@ pub async fn collection(call: &Call) -> Result<Response<Body>, ApiError> {
     let prefix = call.res.key_prefix(Some(call.namespace.as_str()).filter(|n| !n.is_empty()));
     let snapshot = call.server.cache(call.res)?.list(&prefix, None, &filter, 0);
     let options = &options;
-    let results: Vec<Result<Changed, ApiError>> = futures::stream::iter(snapshot.objects)
+    let results: Vec<Result<Removed, ApiError>> = futures::stream::iter(snapshot.objects)
         .map(|object| async move { remove(call, &object.namespace, &object.name, options).await })
         .buffer_unordered(PARALLEL)
         .collect()
@@ -119,7 +132,7 @@ pub async fn collection(call: &Call) -> Result<Response<Body>, ApiError> {
     let mut items: Vec<Value> = Vec::new();
     for result in results {
         match result {
-            Ok(changed) => items.push(serde_json::from_slice(&changed.json).unwrap_or_default()),
+            Ok(removed) => items.push(serde_json::from_slice(&removed.changed.json).unwrap_or_default()),
             Err(error) if error.reason == Reason::NotFound => {}
             Err(error) => return Err(error),
         }

@@ -125,7 +125,9 @@ fn access(call: &Call, user: &User, spec: &Value) -> Value {
     status
 }
 
-fn user_info(user: &User) -> Value {
+/// A user as `UserInfo`.
+#[must_use]
+pub fn user_info(user: &User) -> Value {
     let mut info = json!({"username": user.name, "groups": user.groups});
     if !user.uid.is_empty() {
         info["uid"] = json!(user.uid);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::write::check_preconditions;
 use super::{Fresh, decode_body, delete, dry_run};
-use crate::admission;
+use crate::admission::{self, Operation, Request};
 use crate::cache::Filter;
 use crate::http::Call;
 use crate::http::body::{self, Body};
@@ -30,45 +30,53 @@ pub async fn scale(call: &Call) -> Result<Response<Body>, ApiError> {
     let given = if call.verb == "update" { Some(decode_body(call, Some("scale"))?.object) } else { None };
     let kind =
         if given.is_none() { Some(PatchType::from_content_type(call.header(header::CONTENT_TYPE))?) } else { None };
-    let next = |current: &Value| -> Result<Value, ApiError> {
+    let wanted = |current: &Value| -> Result<Value, ApiError> {
         let scale = match (&given, kind) {
             (Some(scale), _) => scale.clone(),
             (None, Some(kind)) => {
                 let present = kinds_scale::from_object(call.res, current);
                 let patched = patch::apply(call.res, Some("scale"), kind, &present, &call.body)?;
-                decode::object(
-                    call.res,
-                    Some("scale"),
-                    patched,
-                    FieldValidation::parse(call.query.get("fieldValidation"))?,
-                )?
-                .object
+                let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
+                decode::object(call.res, Some("scale"), patched, validation)?.object
             }
             (None, None) => kinds_scale::from_object(call.res, current),
         };
         check_preconditions(call.res, &call.name, &scale, current)?;
-        let mut new = kinds_scale::apply(call.res, current, &scale)?;
+        Ok(scale)
+    };
+    let dry = dry_run(call)?;
+    let mut attempts = call.server.attempts(call.res, &call.namespace, &call.name);
+    let (object, warnings) = loop {
+        let current = attempts.current()?;
+        let mut scale = wanted(&current)?;
+        // Webhooks see scales here, before and after, as upstream's do.
+        let before = kinds_scale::from_object(call.res, &current);
+        let request = Request::new(call, Operation::Update, Some(&before), dry);
+        let mut warnings = admission::mutate(&request, &mut scale).await?;
+        let mut new = kinds_scale::apply(call.res, &current, &scale)?;
         let fresh = Fresh::new();
-        write::update(call.res, &mut new, current, Part::Main, &fresh.context(&call.namespace))?;
-        Ok(new)
+        write::update(call.res, &mut new, &current, Part::Main, &fresh.context(&call.namespace))?;
+        let after = kinds_scale::from_object(call.res, &new);
+        warnings.extend(admission::validate(&request, Some(&after)).await?);
+        if dry {
+            break (new, warnings);
+        }
+        if let Some(changed) = attempts.commit(Change::Put(new)).await? {
+            break (serde_json::from_slice(&changed.json).unwrap_or_default(), warnings);
+        }
     };
-    let object = if dry_run(call)? {
-        next(&call.server.get(call.res, &call.namespace, &call.name).ok_or_else(missing)?)?
-    } else {
-        let changed = call
-            .server
-            .change(call.res, &call.namespace, &call.name, |current| Ok(Change::Put(next(current)?)))
-            .await?;
-        serde_json::from_slice(&changed.json).unwrap_or_default()
-    };
-    Ok(body::json_value(StatusCode::OK, &kinds_scale::from_object(call.res, &object)))
+    let mut response = body::json_value(StatusCode::OK, &kinds_scale::from_object(call.res, &object));
+    body::add_warnings(&mut response, &warnings);
+    Ok(response)
 }
 
-fn success(status: StatusCode) -> Response<Body> {
-    body::json_value(
+fn success(status: StatusCode, warnings: &[String]) -> Response<Body> {
+    let mut response = body::json_value(
         status,
         &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": status.as_u16()}),
-    )
+    );
+    body::add_warnings(&mut response, warnings);
+    response
 }
 
 /// POST of a binding: the scheduler's decision.
@@ -76,8 +84,8 @@ fn success(status: StatusCode) -> Response<Body> {
 /// # Errors
 /// 404, 409 when the pod is bound or being deleted.
 pub async fn bind(call: &Call) -> Result<Response<Body>, ApiError> {
-    let binding = decode_body(call, Some("binding"))?.object;
-    admission::create_subresource(call, &binding)?;
+    let mut binding = decode_body(call, Some("binding"))?.object;
+    let warnings = admission::create_subresource(call, &mut binding, dry_run(call)?).await?;
     let now = jiff::Timestamp::now();
     if !dry_run(call)? {
         call.server
@@ -86,7 +94,7 @@ pub async fn bind(call: &Call) -> Result<Response<Body>, ApiError> {
             })
             .await?;
     }
-    Ok(success(StatusCode::CREATED))
+    Ok(success(StatusCode::CREATED, &warnings))
 }
 
 /// POST of an eviction: a delete that disruption budgets may refuse.
@@ -94,8 +102,8 @@ pub async fn bind(call: &Call) -> Result<Response<Body>, ApiError> {
 /// # Errors
 /// 404, 429 when a budget is used up.
 pub async fn evict(call: &Call) -> Result<Response<Body>, ApiError> {
-    let eviction = decode_body(call, Some("eviction"))?.object;
-    admission::create_subresource(call, &eviction)?;
+    let mut eviction = decode_body(call, Some("eviction"))?.object;
+    let mut warnings = admission::create_subresource(call, &mut eviction, dry_run(call)?).await?;
     if eviction["metadata"]["name"] != call.name.as_str() {
         return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
     }
@@ -109,8 +117,8 @@ pub async fn evict(call: &Call) -> Result<Response<Body>, ApiError> {
     if !finished && pod["metadata"]["deletionTimestamp"].is_null() {
         spend_budget(call, &pod, options.dry_run).await?;
     }
-    delete::remove(call, &call.namespace, &call.name, &options).await?;
-    Ok(success(StatusCode::CREATED))
+    warnings.extend(delete::remove(call, &call.namespace, &call.name, &options).await?.warnings);
+    Ok(success(StatusCode::CREATED, &warnings))
 }
 
 async fn spend_budget(call: &Call, pod: &Value, dry: bool) -> Result<(), ApiError> {

@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use keelson_kinds::{ApiError, FieldError, lookup};
 use serde_json::{Value, json};
 
-use super::decode_body;
+use super::{decode_body, dry_run};
 use crate::admission;
 use crate::http::Call;
 use crate::http::body::{self, Body};
@@ -34,7 +34,7 @@ pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
         .server
         .get(call.res, &call.namespace, &call.name)
         .ok_or_else(|| ApiError::not_found(call.res, &call.name))?;
-    admission::create_subresource(call, &request)?;
+    let warnings = admission::create_subresource(call, &mut request, dry_run(call)?).await?;
     let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     check_lifetime(call, seconds)?;
     let mut audiences: Vec<String> = serde_json::from_value(request["spec"]["audiences"].clone()).unwrap_or_default();
@@ -75,7 +75,9 @@ pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
     request["spec"]["audiences"] = json!(audiences);
     request["spec"]["expirationSeconds"] = json!(seconds);
     request["status"] = json!({"token": token, "expirationTimestamp": rfc3339(expiry)});
-    Ok(body::json_value(StatusCode::CREATED, &request))
+    let mut response = body::json_value(StatusCode::CREATED, &request);
+    body::add_warnings(&mut response, &warnings);
+    Ok(response)
 }
 
 fn rfc3339(at: jiff::Timestamp) -> String {

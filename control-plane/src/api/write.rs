@@ -11,8 +11,8 @@ use keelson_kinds::strategy::Part;
 use keelson_kinds::{ApiError, FieldError, Resource, deletion, write};
 use serde_json::{Value, json};
 
-use super::{Fresh, decode_body, dry_run, one, one_value, review};
-use crate::admission;
+use super::{Fresh, decode_body, dry_run, one, review};
+use crate::admission::{self, Operation, Request};
 use crate::http::Call;
 use crate::http::body::Body;
 use crate::server::{Change, Server};
@@ -70,22 +70,23 @@ async fn create_decoded(call: &Call, decoded: decode::Decoded) -> Result<Respons
     let mut warnings = decoded.warnings;
     let mut object = decoded.object;
     set_namespace(call, &mut object)?;
-    admission::create(call, &mut object).await?;
-    let generated = object["metadata"]["name"].as_str().is_none_or(str::is_empty);
+    let given = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let request = Request { name: &given, ..Request::new(call, Operation::Create, None, dry) };
+    warnings.extend(admission::mutate(&request, &mut object).await?);
     for _ in 0..NAME_ATTEMPTS {
         let fresh = Fresh::new();
         let mut attempt = object.clone();
-        let more = write::create(call.res, &mut attempt, &fresh.context(&call.namespace))?;
+        let mut more = write::create(call.res, &mut attempt, &fresh.context(&call.namespace))?;
         let name = attempt["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        more.extend(admission::validate(&Request { name: &name, ..request }, Some(&attempt)).await?);
         let stored = store_new(call, &name, &mut attempt, dry).await;
         call.server.settle_service(call.res, &call.namespace, &name);
         match stored? {
             Some(json) => {
                 warnings.extend(more);
-                warnings.extend(admission::warnings(call, &object, None));
                 return Ok(one(call, StatusCode::CREATED, json, &warnings));
             }
-            None if generated => {}
+            None if given.is_empty() => {}
             None => return Err(ApiError::already_exists(call.res, &name)),
         }
     }
@@ -148,52 +149,56 @@ pub fn check_preconditions(res: &Resource, name: &str, new: &Value, current: &Va
     Ok(())
 }
 
-/// What an update makes of the current object.
-fn replace(call: &Call, mut new: Value, current: &Value, warnings: &mut Vec<String>) -> Result<Value, ApiError> {
+/// What an update makes of the current object, and what the client is warned of.
+async fn replace(call: &Call, mut new: Value, current: &Value, dry: bool) -> Result<(Value, Vec<String>), ApiError> {
     let fresh = Fresh::new();
     set_namespace(call, &mut new)?;
     check_preconditions(call.res, &call.name, &new, current)?;
-    admission::update(call, &mut new, current)?;
-    *warnings = write::update(call.res, &mut new, current, part(call), &fresh.context(&call.namespace))?;
-    warnings.extend(admission::warnings(call, &new, Some(current)));
+    let request = Request::new(call, Operation::Update, Some(current), dry);
+    let mut warnings = admission::mutate(&request, &mut new).await?;
+    warnings.extend(write::update(call.res, &mut new, current, part(call), &fresh.context(&call.namespace))?);
+    warnings.extend(admission::validate(&request, Some(&new)).await?);
     if is_service(call.res) && call.subresource.is_empty() {
         call.server.allocator.allocate(&owner(&call.namespace, &call.name), &mut new)?;
     }
-    Ok(new)
+    Ok((new, warnings))
 }
 
 fn outcome(call: &Call, new: Value) -> Change {
     if deletion::is_finished(call.res, &new) { Change::Remove(new) } else { Change::Put(new) }
 }
 
-/// Runs an update, for real or dry, and answers with the result.
+/// Makes of the current object what `wanted` says, for real or dry, and answers with the result.
 async fn apply(
     call: &Call,
-    warnings: Vec<String>,
-    mut next: impl FnMut(&Value, &mut Vec<String>) -> Result<Value, ApiError> + Send,
+    wanted: impl FnMut(&Value) -> Result<decode::Decoded, ApiError> + Send,
 ) -> Result<Response<Body>, ApiError> {
-    let server = &call.server;
-    let mut more = Vec::new();
-    let result = if dry_run(call)? {
-        let current = server
-            .get(call.res, &call.namespace, &call.name)
-            .ok_or_else(|| ApiError::not_found(call.res, &call.name))?;
-        next(&current, &mut more).map(|mut new| {
+    let result = attempt(call, wanted).await;
+    call.server.settle_service(call.res, &call.namespace, &call.name);
+    let (json, warnings) = result?;
+    Ok(one(call, StatusCode::OK, json, &warnings))
+}
+
+async fn attempt(
+    call: &Call,
+    mut wanted: impl FnMut(&Value) -> Result<decode::Decoded, ApiError> + Send,
+) -> Result<(Bytes, Vec<String>), ApiError> {
+    let dry = dry_run(call)?;
+    let mut attempts = call.server.attempts(call.res, &call.namespace, &call.name);
+    loop {
+        let current = attempts.current()?;
+        let decoded = wanted(&current)?;
+        let (mut new, more) = replace(call, decoded.object, &current, dry).await?;
+        let warnings = [decoded.warnings, more].concat();
+        if dry {
             // Nothing is stored, so this is still the version; without it a client sees a difference.
             new["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"].clone();
-            one_value(call, StatusCode::OK, &new, &[])
-        })
-    } else {
-        server
-            .change(call.res, &call.namespace, &call.name, |current| Ok(outcome(call, next(current, &mut more)?)))
-            .await
-            .map(|changed| one(call, StatusCode::OK, changed.json, &[]))
-    };
-    server.settle_service(call.res, &call.namespace, &call.name);
-    let mut response = result?;
-    crate::http::body::add_warnings(&mut response, &warnings);
-    crate::http::body::add_warnings(&mut response, &more);
-    Ok(response)
+            return Ok((new.to_string().into(), warnings));
+        }
+        if let Some(changed) = attempts.commit(outcome(call, new)).await? {
+            return Ok((changed.json, warnings));
+        }
+    }
 }
 
 /// PUT.
@@ -214,8 +219,7 @@ pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
         review::require(&call.server, &call.user, &call.attributes("create"), Some(call.res))?;
         return create_decoded(call, decoded).await;
     }
-    let object = decoded.object;
-    apply(call, decoded.warnings, |current, warnings| replace(call, object.clone(), current, warnings)).await
+    apply(call, |_| Ok(decoded.clone())).await
 }
 
 /// PATCH.
@@ -225,17 +229,13 @@ pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
 pub async fn patch(call: &Call) -> Result<Response<Body>, ApiError> {
     let kind = PatchType::from_content_type(call.header(header::CONTENT_TYPE))?;
     let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
-    let mut decode_warnings = Vec::new();
-    let mut response = apply(call, Vec::new(), |current, warnings| {
+    apply(call, |current| {
         let patched = patch::apply(call.res, sub(call), kind, current, &call.body)?;
         let decoded = decode::object(call.res, sub(call), patched, validation)?;
         if decoded.object["metadata"]["name"] != current["metadata"]["name"] {
             return Err(ApiError::bad_request("the name of the object does not match the name on the URL"));
         }
-        decode_warnings = decoded.warnings;
-        replace(call, decoded.object, current, warnings)
+        Ok(decoded)
     })
-    .await?;
-    crate::http::body::add_warnings(&mut response, &decode_warnings);
-    Ok(response)
+    .await
 }

@@ -114,6 +114,11 @@ impl Query {
         self.0.iter().filter(move |(k, _)| k == key).map(|(_, v)| v.as_str())
     }
 
+    /// All parameters in order.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
     /// A boolean as upstream reads it: anything but `false` and `0` is true when the parameter is there.
     #[must_use]
     pub fn flag(&self, key: &str) -> bool {

@@ -13,8 +13,8 @@ use super::{NODES, pinned, rolled_out, shell};
 
 /// Test programs by name, `NAME=PATH` with blanks between them. `./dev test vm` sets it.
 const PROGRAMS: &str = "KEELSON_TEST_PROGRAMS";
-/// Those that are run here: packets through the rules, the race from N to M endpoints, listing and loading again, minutes of churn.
-const WANTED: [&str; 7] = ["packets", "affinity", "sctp", "race", "listing", "walk", "endurance"];
+/// Those that are run here: packets through the rules, the race from N to M endpoints, listing and loading again, faults, minutes of churn.
+const WANTED: [&str; 8] = ["packets", "affinity", "sctp", "race", "listing", "walk", "kernel_faults", "endurance"];
 /// How long the churn lasts, in the words of its program.
 const CHURN: &str = "KEELSON_ENDURANCE_SECONDS=300";
 

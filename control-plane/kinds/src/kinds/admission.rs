@@ -1,4 +1,4 @@
-//! The kinds of admissionregistration.k8s.io, stored.
+//! The policies of admissionregistration.k8s.io, stored. Its webhooks are in `webhook`.
 //!
 //! Upstream counterpart: `pkg/apis/admissionregistration`.
 
@@ -9,45 +9,6 @@ use super::status;
 use crate::strategy::Rules;
 use crate::table::{AGE, Columns, NAME, age_of, name_of, number, text};
 use crate::val;
-
-static WEBHOOK_RULES: Rules = Rules {
-    generation: true,
-    defaults: |obj| {
-        let mutating = val::text(obj, "kind") == "MutatingWebhookConfiguration";
-        for hook in val::list_mut(obj, "webhooks") {
-            val::default(hook, "failurePolicy", "Fail");
-            val::default(hook, "matchPolicy", "Equivalent");
-            val::default(hook, "timeoutSeconds", 10);
-            for key in ["namespaceSelector", "objectSelector"] {
-                if hook.get(key).is_none() {
-                    val::set(hook, key, json!({}));
-                }
-            }
-            if mutating {
-                val::default(hook, "reinvocationPolicy", "Never");
-            }
-            if let Some(service) = val::child_mut(val::child(hook, "clientConfig"), "service") {
-                val::default(service, "port", 443);
-            }
-            for rule in val::list_mut(hook, "rules") {
-                val::default(rule, "scope", "*");
-            }
-        }
-    },
-    ..Rules::PLAIN
-};
-
-static WEBHOOK_COLUMNS: Columns = Columns {
-    columns: &[NAME, number("Webhooks"), AGE],
-    cells: |obj, now| vec![name_of(obj), json!(val::list(obj, "webhooks").len()), age_of(obj, now)],
-};
-
-kind!(MUTATING_WEBHOOKS: "admissionregistration" "admissionregistration.k8s.io" "v1" "MutatingWebhookConfiguration",
-    "mutatingwebhookconfigurations" "mutatingwebhookconfiguration", Cluster "/registry/mutatingwebhookconfigurations/",
-    admission::MutatingWebhookConfiguration, WEBHOOK_RULES, WEBHOOK_COLUMNS);
-kind!(VALIDATING_WEBHOOKS: "admissionregistration" "admissionregistration.k8s.io" "v1" "ValidatingWebhookConfiguration",
-    "validatingwebhookconfigurations" "validatingwebhookconfiguration", Cluster "/registry/validatingwebhookconfigurations/",
-    admission::ValidatingWebhookConfiguration, WEBHOOK_RULES, WEBHOOK_COLUMNS);
 
 static POLICY_RULES: Rules =
     Rules { defaults: |obj| val::default(val::child(obj, "spec"), "failurePolicy", "Fail"), ..Rules::SPEC };

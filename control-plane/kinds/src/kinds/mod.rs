@@ -50,6 +50,7 @@ pub mod service;
 pub mod stored;
 pub mod template;
 pub mod volume;
+pub mod webhook;
 pub mod workload;
 
 /// Verbs of a status subresource.
@@ -119,10 +120,10 @@ pub(crate) static ALL: &[&Resource] = &[
     &volume::STORAGE_CLASSES,
     &volume::ATTACHMENTS,
     &volume::ATTRIBUTES_CLASSES,
-    &admission::MUTATING_WEBHOOKS,
+    &webhook::MUTATING_WEBHOOKS,
     &admission::VALIDATING_POLICIES,
     &admission::VALIDATING_POLICY_BINDINGS,
-    &admission::VALIDATING_WEBHOOKS,
+    &webhook::VALIDATING_WEBHOOKS,
     &stored::PRIORITY_CLASSES,
     &stored::LEASES,
     &stored::RUNTIME_CLASSES,

@@ -9,6 +9,8 @@ mod messages;
 mod proxy;
 mod remote;
 
+pub(crate) use proxy::endpoint;
+
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,9 +20,11 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use keelson_kinds::ApiError;
+use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
+use crate::admission;
 use crate::http::Call;
 use crate::http::body::{self, Body, RequestBody};
 
@@ -90,11 +94,34 @@ pub fn split_path(path: &str, segments: usize) -> (&str, &str) {
 /// # Errors
 /// 400, 404, 503 and what keeps the back end from being reached.
 pub async fn connect(call: &Call, connect: Connect) -> Result<Response<Body>, ApiError> {
+    if call.subresource != "log" {
+        admission::connect(call, &options(call, &connect.tail)).await?;
+    }
     match (call.res.plural, call.subresource.as_str()) {
         ("pods", "exec" | "attach" | "portforward") => remote::connect(call, connect).await,
         ("pods", "log") => messages::connect(call, connect).await,
         _ => proxy::connect(call, connect).await,
     }
+}
+
+/// The object that a connection's query stands for, as webhooks see it: `PodExecOptions` and its like.
+fn options(call: &Call, tail: &str) -> Value {
+    let kind = call.res.subresource(&call.subresource).map_or("", |sub| sub.kind);
+    let mut options = json!({"kind": kind, "apiVersion": "v1"});
+    for (key, value) in call.query.pairs() {
+        let typed = match key {
+            "stdin" | "stdout" | "stderr" | "tty" => json!(value.parse().unwrap_or(false)),
+            "container" => json!(value),
+            "command" => json!(call.query.all("command").collect::<Vec<_>>()),
+            "ports" => json!(call.query.all("ports").filter_map(|port| port.parse::<i32>().ok()).collect::<Vec<_>>()),
+            _ => continue,
+        };
+        options[key] = typed;
+    }
+    if call.subresource == "proxy" {
+        options["path"] = json!(tail);
+    }
+    options
 }
 
 /// Joins a client and a back end that has answered 101, until both have ended or the server stops.

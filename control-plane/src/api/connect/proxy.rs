@@ -19,6 +19,7 @@ use crate::http::Call;
 use crate::http::body::{self, Body};
 use crate::http::path::decode;
 use crate::kubelet::{Scheme, Target};
+use crate::server::Server;
 
 /// Paths of an agent that run something whatever the method.
 const RUNNING: [&str; 6] = ["exec", "attach", "portForward", "run", "checkpoint", "cri"];
@@ -94,10 +95,9 @@ fn stored(call: &Call, name: &str) -> Result<Value, ApiError> {
 fn target(call: &Call) -> Result<Target, ApiError> {
     let named = Named::parse(&call.name)
         .ok_or_else(|| ApiError::bad_request(format!("invalid {} request {:?}", call.res.singular, call.name)))?;
-    let object = stored(call, named.name)?;
     match call.res.plural {
-        "pods" => pod(&named, &object),
-        "services" => service(call, &named, &object),
+        "pods" => pod(&named, &stored(call, named.name)?),
+        "services" => service(call, &named),
         _ => node(call, &named),
     }
 }
@@ -125,12 +125,12 @@ fn pod(named: &Named<'_>, pod: &Value) -> Result<Target, ApiError> {
 }
 
 /// The name of the service's port that is meant.
-fn service_port(named: &Named<'_>, service: &Value) -> Result<String, ApiError> {
+fn service_port(name: &str, port: &str, service: &Value) -> Result<String, ApiError> {
     let ports = service["spec"]["ports"].as_array().map_or(&[][..], Vec::as_slice);
-    let name = |port: &Value| port["name"].as_str().unwrap_or_default().to_owned();
-    let Ok(wanted) = named.port.parse::<u64>() else { return Ok(named.port.to_owned()) };
+    let port_name = |port: &Value| port["name"].as_str().unwrap_or_default().to_owned();
+    let Ok(wanted) = port.parse::<u64>() else { return Ok(port.to_owned()) };
     let found = ports.iter().find(|port| port["port"] == wanted);
-    found.map(name).ok_or_else(|| unavailable(format!("no service port {wanted} found for service {:?}", named.name)))
+    found.map(port_name).ok_or_else(|| unavailable(format!("no service port {wanted} found for service {name:?}")))
 }
 
 /// The addresses of a slice that serve a port.
@@ -150,24 +150,34 @@ fn addresses(slice: &Value, port: &str) -> Vec<(String, u16)> {
         .collect()
 }
 
-fn service(call: &Call, named: &Named<'_>, object: &Value) -> Result<Target, ApiError> {
-    let port = service_port(named, object)?;
-    let none = || unavailable(format!("no endpoints available for service {:?}", named.name));
+/// One of the ready endpoints of a Service's port (its number or name), by chance.
+///
+/// # Errors
+/// 404 for a Service that does not exist, 503 for one without the port or a ready endpoint, 400 for an address that may not be dialled.
+pub(crate) fn endpoint(server: &Server, namespace: &str, name: &str, port: &str) -> Result<(String, u16), ApiError> {
+    let none = || unavailable(format!("no endpoints available for service {name:?}"));
+    let services = lookup("", "v1", "services").ok_or_else(none)?;
+    let service = server.get(services, namespace, name).ok_or_else(|| ApiError::not_found(services, name))?;
+    let port = service_port(name, port, &service)?;
     let slices: &Resource = lookup("discovery.k8s.io", "v1", "endpointslices").ok_or_else(none)?;
-    let listed =
-        call.server.cache(slices)?.list(&slices.key_prefix(Some(&call.namespace)), None, &Filter::default(), 0);
+    let listed = server.cache(slices)?.list(&slices.key_prefix(Some(namespace)), None, &Filter::default(), 0);
     let mut all: Vec<(String, u16)> = listed
         .objects
         .iter()
         .map(|object| object.value())
-        .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == named.name)
+        .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == name)
         .flat_map(|slice| addresses(&slice, &port))
         .collect();
     if all.is_empty() {
         return Err(none());
     }
     let (host, port) = all.swap_remove(rand::rng().random_range(0..all.len()));
-    Ok(Target { scheme: plain(named), host: checked(&host)?, port })
+    Ok((checked(&host)?, port))
+}
+
+fn service(call: &Call, named: &Named<'_>) -> Result<Target, ApiError> {
+    let (host, port) = endpoint(&call.server, &call.namespace, named.name, named.port)?;
+    Ok(Target { scheme: plain(named), host, port })
 }
 
 fn node(call: &Call, named: &Named<'_>) -> Result<Target, ApiError> {
@@ -310,9 +320,9 @@ mod tests {
         let of = |text: &str| pod(&Named::parse(text).unwrap(), &object).map(|t| t.authority()).unwrap();
         assert_eq!((of("p"), of("p:81")), ("10.0.0.7:8080".to_owned(), "10.0.0.7:81".to_owned()));
         let service = json!({"spec": {"ports": [{"port": 80, "name": "http"}, {"port": 81}]}});
-        let of = |text: &str| service_port(&Named::parse(text).unwrap(), &service).map_err(|e| e.message);
-        assert_eq!((of("s:80"), of("s:http"), of("s:81")), (Ok("http".into()), Ok("http".into()), Ok(String::new())));
-        assert_eq!(of("s:82"), Err("no service port 82 found for service \"s\"".into()));
+        let of = |port: &str| service_port("s", port, &service).map_err(|e| e.message);
+        assert_eq!((of("80"), of("http"), of("81")), (Ok("http".into()), Ok("http".into()), Ok(String::new())));
+        assert_eq!(of("82"), Err("no service port 82 found for service \"s\"".into()));
         let slice = json!({"ports": [{"name": "http", "port": 8080}], "endpoints": [
             {"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "conditions": {"ready": false}}]});
         assert_eq!(addresses(&slice, "http"), [("10.0.0.1".to_owned(), 8080)]);
