@@ -168,7 +168,7 @@ impl Server {
     ///
     /// # Errors
     /// 404 for kinds that are not stored.
-    pub fn cache(&self, res: &Resource) -> Result<&Arc<WatchCache>, ApiError> {
+    pub fn cache(&self, res: &Resource) -> Result<Arc<WatchCache>, ApiError> {
         self.hub.cache(res).ok_or_else(ApiError::no_such_resource)
     }
 

@@ -14,6 +14,7 @@ mod config;
 mod cronjob;
 mod daemonset;
 mod deployment;
+mod disruption;
 mod endpoints;
 mod engine;
 mod gc;

@@ -15,6 +15,7 @@ use crate::config::{Config, RunError};
 use crate::cronjob::shell::CronJobs;
 use crate::daemonset::shell::DaemonSets;
 use crate::deployment::shell::Deployments;
+use crate::disruption::shell::Disruptions;
 use crate::endpoints::shell::{LegacyEndpoints, Slices};
 use crate::engine::{Caches, Events, Queue, Reconcile, queue};
 use crate::gc::shell::{Collector, Worker};
@@ -113,6 +114,7 @@ fn controllers(caches: &Arc<Caches>, events: &Events, config: &Config, starters:
     add!(starters, Jobs::new(caches, events.clone()), WORKERS);
     add!(starters, CronJobs::new(caches, events.clone()), WORKERS);
     add!(starters, TtlAfterFinished::new(caches), WORKERS);
+    add!(starters, Disruptions::new(caches), 1);
     add!(starters, Slices::new(caches, events.clone()), WORKERS);
     add!(starters, LegacyEndpoints::new(caches), WORKERS);
     add!(starters, Namespaces::new(caches), WORKERS);

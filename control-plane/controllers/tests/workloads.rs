@@ -11,12 +11,13 @@ mod server;
 use std::time::Duration;
 
 use anyhow::Context;
-use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, StatefulSet};
+use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolumeClaim, Pod, ReplicationController, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use keelson_controllers::{Config, run_all};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy};
+use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy};
 use kube::{Api, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -105,7 +106,8 @@ async fn workloads_on_the_real_api_server() -> anyhow::Result<()> {
         daemon_sets(&space),
         stateful_sets(&space),
         jobs(&space),
-        cron_jobs(&space)
+        cron_jobs(&space),
+        budgets(&space)
     )?;
     lost_later.abort();
     a_silent_node_loses_its_pods(&space).await?;
@@ -318,6 +320,39 @@ async fn cron_jobs(space: &Space) -> anyhow::Result<()> {
         (!jobs.items.iter().any(|j| j.metadata.name.as_deref().is_some_and(|n| n.starts_with("cron-")))).then_some(())
     })
     .await
+}
+
+/// A budget grants one eviction of three pods, and another one once the first pod's successor is ready.
+async fn budgets(space: &Space) -> anyhow::Result<()> {
+    let wish = json!({"metadata": {"name": "kept"}, "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "kept"}}, "template": template("kept", "v1")}});
+    space.make::<Deployment>(wish).await?;
+    let budget = json!({"metadata": {"name": "kept"}, "spec": {"maxUnavailable": "30%", "selector": {"matchLabels": {"app": "kept"}}}});
+    space.make::<PodDisruptionBudget>(budget).await?;
+    let numbers = |wanted: [i32; 4]| async move {
+        let status = space.api::<PodDisruptionBudget>().get("kept").await.ok()?.status?;
+        let present =
+            [status.expected_pods, status.desired_healthy, status.current_healthy, status.disruptions_allowed];
+        (present.map(|number| number.unwrap_or(-1)) == wanted).then_some(())
+    };
+    eventually("one of three may go", || numbers([3, 2, 3, 1])).await?;
+    let evict = async |pod: &Pod| {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        space.api::<Pod>().evict(&name, &EvictParams::default()).await.map_err(|error| error.to_string())
+    };
+    let pods = space.pods("kept").await;
+    evict(&pods[0]).await.map_err(anyhow::Error::msg)?;
+    eventually("a second one may go", || async { evict(&pods[1]).await.ok() }).await?;
+    let ready = space.pods("kept").await.iter().filter(|pod| is_ready(pod)).count();
+    assert!(ready >= 2, "the second was let go before the first one's successor was ready: {ready} are ready");
+    eventually("all are there again", || numbers([3, 2, 3, 1])).await?;
+    space.api::<Deployment>().delete("kept", &DeleteParams::background()).await?;
+    space.api::<PodDisruptionBudget>().delete("kept", &DeleteParams::default()).await?;
+    eventually("its pods go", || async { space.pods("kept").await.is_empty().then_some(()) }).await
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 async fn a_silent_node_loses_its_pods(space: &Space) -> anyhow::Result<()> {

@@ -2,6 +2,7 @@
 
 pub mod connect;
 pub mod delete;
+pub mod eviction;
 pub mod log;
 pub mod raw;
 pub mod read;
@@ -48,7 +49,7 @@ pub async fn dispatch(call: Call) -> Result<Response<Body>, ApiError> {
     match (call.verb, call.subresource.as_str()) {
         (_, "scale") => subresource::scale(&call).await,
         ("create", "binding") => subresource::bind(&call).await,
-        ("create", "eviction") => subresource::evict(&call).await,
+        ("create", "eviction") => eviction::evict(&call).await,
         ("create", "token") => token::create(&call).await,
         ("get", "log") => log::get(&call).await,
         ("get", "" | "status" | "ephemeralcontainers" | "resize" | "approval") => read::get(&call).await,

@@ -77,7 +77,7 @@ impl Rbac {
         PLURALS.iter().all(|plural| self.cache(plural).is_some())
     }
 
-    fn cache(&self, plural: &str) -> Option<&Arc<WatchCache>> {
+    fn cache(&self, plural: &str) -> Option<Arc<WatchCache>> {
         self.hub.cache(keelson_kinds::lookup(GROUP, "v1", plural)?)
     }
 

@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use keelson_kinds::Resource;
-use tokio::sync::watch;
+use parking_lot::RwLock;
+use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::store::{Event, Revision, Store, StoreError};
@@ -61,13 +62,27 @@ impl EventKind {
     }
 }
 
+type Caches = BTreeMap<&'static str, Arc<WatchCache>>;
+
 /// All caches and the task that feeds them.
-#[derive(Debug)]
 pub struct Hub {
-    caches: BTreeMap<&'static str, Arc<WatchCache>>,
+    /// Replaced as a whole when a kind comes or goes, so that readers hold no lock.
+    caches: RwLock<Arc<Caches>>,
+    /// Held while a batch of the log is applied, and while a cache is loaded: no event falls between the two.
+    feeding: Mutex<()>,
+    store: Arc<dyn Store>,
     /// The newest revision every cache has applied.
     applied: Arc<AtomicU64>,
     progress: watch::Sender<Revision>,
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hub")
+            .field("caches", &self.caches().len())
+            .field("applied", &self.applied)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The pause before the log is watched again after a failure.
@@ -92,14 +107,20 @@ impl Hub {
             caches.insert(resource.storage_prefix, Arc::new(cache));
         }
         let (progress, _) = watch::channel(revision);
-        let hub = Arc::new(Self { caches, applied, progress });
+        let hub = Arc::new(Self {
+            caches: RwLock::new(Arc::new(caches)),
+            feeding: Mutex::default(),
+            store,
+            applied,
+            progress,
+        });
         let task = Arc::clone(&hub);
         tokio::spawn(async move {
             tokio::select! {
-                () = task.follow(store, revision) => {}
+                () = task.follow(revision) => {}
                 () = shutdown.cancelled() => {}
             }
-            for cache in task.caches.values() {
+            for cache in task.caches().values() {
                 cache.close_watchers();
             }
         });
@@ -108,14 +129,43 @@ impl Hub {
 
     /// The cache of a kind; views share the cache of the stored kind.
     #[must_use]
-    pub fn cache(&self, resource: &Resource) -> Option<&Arc<WatchCache>> {
-        self.caches.get(resource.storage_prefix)
+    pub fn cache(&self, resource: &Resource) -> Option<Arc<WatchCache>> {
+        self.caches().get(resource.storage_prefix).cloned()
     }
 
     /// Every cache, by storage prefix.
     #[must_use]
-    pub fn caches(&self) -> &BTreeMap<&'static str, Arc<WatchCache>> {
-        &self.caches
+    pub fn caches(&self) -> Arc<Caches> {
+        Arc::clone(&self.caches.read())
+    }
+
+    /// Loads a kind that was not there at the start, or loads it anew as another entry of the table shows it: what watched it before
+    /// has to begin again.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the load fails; the kind is as it was then.
+    pub async fn add(&self, resource: &'static Resource) -> Result<(), StoreError> {
+        let _nothing_moves = self.feeding.lock().await;
+        let revision = self.revision();
+        let page = self.store.range(resource.storage_prefix, None, Some(revision), 0).await?;
+        let cache = WatchCache::new(resource, Arc::clone(&self.applied), revision, &page.items);
+        self.replace(|caches| caches.insert(resource.storage_prefix, Arc::new(cache)));
+        Ok(())
+    }
+
+    /// Forgets a kind; what watches it ends.
+    pub async fn remove(&self, resource: &Resource) {
+        let _nothing_moves = self.feeding.lock().await;
+        self.replace(|caches| caches.remove(resource.storage_prefix));
+    }
+
+    fn replace(&self, change: impl FnOnce(&mut Caches) -> Option<Arc<WatchCache>>) {
+        let mut caches = Caches::clone(&self.caches());
+        let before = change(&mut caches);
+        *self.caches.write() = Arc::new(caches);
+        if let Some(before) = before {
+            before.close_watchers();
+        }
     }
 
     /// The newest revision all caches show.
@@ -134,12 +184,13 @@ impl Hub {
         matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(_)))
     }
 
-    async fn follow(&self, store: Arc<dyn Store>, loaded: Revision) {
+    async fn follow(&self, loaded: Revision) {
         let mut next = loaded + 1;
         loop {
-            match store.watch(next).await {
+            match self.store.watch(next).await {
                 Ok(mut stream) => {
                     while let Some(batch) = stream.next().await {
+                        let _nothing_is_loaded = self.feeding.lock().await;
                         if let Some(last) = self.apply(&batch, next) {
                             next = last + 1;
                         }
@@ -153,23 +204,24 @@ impl Hub {
     }
 
     fn apply(&self, batch: &[Event], next: Revision) -> Option<Revision> {
+        let caches = self.caches();
         let mut per_cache: HashMap<&'static str, Vec<&Event>> = HashMap::new();
         for event in batch.iter().filter(|e| e.revision >= next) {
-            if let Some(prefix) = self.prefix_of(&event.key) {
+            if let Some(prefix) = prefix_of(&caches, &event.key) {
                 per_cache.entry(prefix).or_default().push(event);
             }
         }
         for (prefix, events) in per_cache {
-            self.caches[prefix].apply(&events);
+            caches[prefix].apply(&events);
         }
         let last = batch.last()?.revision;
         self.applied.store(last, Ordering::Release);
         self.progress.send_replace(last);
         Some(last)
     }
+}
 
-    fn prefix_of(&self, key: &str) -> Option<&'static str> {
-        let (prefix, _) = self.caches.range::<str, _>((Bound::Unbounded, Bound::Included(key))).next_back()?;
-        key.starts_with(prefix).then_some(*prefix)
-    }
+fn prefix_of(caches: &Caches, key: &str) -> Option<&'static str> {
+    let (prefix, _) = caches.range::<str, _>((Bound::Unbounded, Bound::Included(key))).next_back()?;
+    key.starts_with(prefix).then_some(*prefix)
 }

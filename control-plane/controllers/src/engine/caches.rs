@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::{
     Pod, ReplicationController, Service, ServiceAccount,
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use tokio_util::sync::CancellationToken;
@@ -72,6 +73,8 @@ pub struct Caches {
     pub jobs: Arc<Cache<Job>>,
     /// Cron jobs.
     pub cron_jobs: Arc<Cache<CronJob>>,
+    /// Disruption budgets.
+    pub budgets: Arc<Cache<PodDisruptionBudget>>,
     /// Service accounts.
     pub service_accounts: Arc<Cache<ServiceAccount>>,
     /// Only those named [`ROOT_CA_CONFIG_MAP`].
@@ -100,6 +103,7 @@ impl Caches {
             claims: Cache::new(strip_claim),
             jobs: Cache::new(strip_meta),
             cron_jobs: Cache::new(strip_meta),
+            budgets: Cache::new(strip_meta),
             service_accounts: Cache::new(strip_meta),
             root_ca_maps: Cache::new(strip_meta),
             node_leases: Cache::new(strip_meta),
@@ -127,6 +131,7 @@ impl Caches {
         watch(&self.claims, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.jobs, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.cron_jobs, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.budgets, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.service_accounts, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.root_ca_maps, Api::all(client.clone()), &root_ca, tracker, shutdown);
         watch(&self.node_leases, leases, &all, tracker, shutdown);
@@ -152,6 +157,7 @@ impl Caches {
         synced(&self.claims).await;
         synced(&self.jobs).await;
         synced(&self.cron_jobs).await;
+        synced(&self.budgets).await;
         synced(&self.service_accounts).await;
         synced(&self.root_ca_maps).await;
         synced(&self.node_leases).await;

@@ -58,7 +58,7 @@ fn hooks(request: &Request<'_>, phase: Phase) -> Arc<[Arc<Hook>]> {
     let Some(cache) = lookup(OWN_GROUP, "v1", phase.plural()).and_then(|res| server.hub.cache(res)) else {
         return none();
     };
-    server.webhooks.hooks(phase, cache)
+    server.webhooks.hooks(phase, &cache)
 }
 
 /// Labels that a webhook's namespace selector looks at; `None` for what is in no namespace and is none itself.
