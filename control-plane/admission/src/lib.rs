@@ -9,7 +9,10 @@
 
 pub mod field;
 mod json;
+pub mod limit_ranger;
+mod names;
 pub mod pod_security;
+pub mod resources;
 
 use serde_json::Value;
 
