@@ -12,6 +12,7 @@ mod json;
 pub mod limit_ranger;
 mod names;
 pub mod pod_security;
+pub mod quota;
 pub mod resources;
 
 use serde_json::Value;
