@@ -86,7 +86,6 @@ pub(crate) fn over_containers(spec: &Value, mut of: impl FnMut(&Value) -> Resour
         if container["restartPolicy"] == "Always" {
             add(&mut sum, &own);
             add(&mut sidecars, &own);
-            raise(&mut starting, &sidecars);
         } else {
             let mut together = own;
             add(&mut together, &sidecars);

@@ -324,6 +324,21 @@ fn the_plainest_pod_breaks_four_rules_of_restricted_and_none_of_baseline() {
 }
 
 #[test]
+fn restricted_grew_over_the_versions() {
+    let spec = json!({"containers": [{"name": "a"}]});
+    let at_version = |minor: u64| reasons(&evaluate(at(Level::Restricted, &format!("v1.{minor}")), &NOTHING, &spec));
+    let (root, escalation) = ("runAsNonRoot != true", "allowPrivilegeEscalation != false");
+    for (first, last, want) in [
+        (0, 7, root.to_owned()),
+        (8, 18, format!("{escalation}, {root}")),
+        (19, 21, format!("{escalation}, {root}, seccompProfile")),
+        (22, 35, format!("{escalation}, unrestricted capabilities, {root}, seccompProfile")),
+    ] {
+        assert_eq!((at_version(first), at_version(last)), (want.clone(), want), "v1.{first}");
+    }
+}
+
+#[test]
 fn versions_and_levels() {
     for (text, want) in [
         ("latest", Some("latest")),
