@@ -447,6 +447,17 @@ fn counting_anew() {
 }
 
 #[test]
+fn kinds_of_the_same_name_in_other_groups_are_others() {
+    let widgets = quota("q", json!({"count/widgets.example.com": "1"}), json!({"count/widgets.example.com": "1"}));
+    for group in ["", "other.com", "example.com.au", "sub.example.com"] {
+        assert!(!concerns(&widgets, group, "widgets"), "{group}");
+        let listing = [Listing { group, resource: "widgets", objects: &[] }];
+        assert_eq!(recompute(&widgets, &listing, NOW), None, "{group}");
+    }
+    assert!(concerns(&widgets, "example.com", "widgets"));
+}
+
+#[test]
 fn what_gives_back() {
     let pod = |phase: &str| json!({"status": {"phase": phase}});
     let service = |kind: &str| json!({"spec": {"type": kind, "ports": [{}]}});
