@@ -1,0 +1,54 @@
+//! Reading objects: what is absent, null or of another type counts as not set.
+
+use serde_json::{Map, Value};
+
+pub(crate) fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+pub(crate) fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+pub(crate) fn entries(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    value.as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
+}
+
+/// The object under a key, made one if it is anything else.
+pub(crate) fn child<'a>(parent: &'a mut Map<String, Value>, key: &str) -> &'a mut Map<String, Value> {
+    let slot = parent.entry(key.to_owned()).or_insert_with(|| Value::Object(Map::new()));
+    if !slot.is_object() {
+        *slot = Value::Object(Map::new());
+    }
+    slot.as_object_mut().unwrap_or_else(|| unreachable!("it was made an object above"))
+}
+
+/// Go's `%q`.
+pub(crate) fn go_quote(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if (c as u32) < 0x20 || c as u32 == 0x7f => out.push_str(&format!("\\x{:02x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Several messages as one, as `k8s.io/apimachinery/pkg/util/errors.Aggregate` prints them: each once, in brackets from two on.
+pub(crate) fn aggregate(messages: impl IntoIterator<Item = String>) -> String {
+    let mut seen: Vec<String> = Vec::new();
+    for message in messages {
+        if !seen.contains(&message) {
+            seen.push(message);
+        }
+    }
+    if seen.len() == 1 { seen.remove(0) } else { format!("[{}]", seen.join(", ")) }
+}
