@@ -17,6 +17,7 @@ pub mod http;
 pub mod kubelet;
 pub mod pki;
 pub mod protobuf;
+pub mod quota;
 pub mod run;
 pub mod server;
 pub mod services;

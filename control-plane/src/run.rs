@@ -120,11 +120,13 @@ pub async fn start(
         in_flight: InFlight::default(),
         metrics: Metrics::default(),
         webhooks: crate::admission::webhooks::Configurations::default(),
+        quotas: crate::quota::Quotas::default(),
         kubelet: kubelet.map(KubeletClient::new).transpose()?,
         shutdown: shutdown.clone(),
     });
     bootstrap::run(&server).await.map_err(StartError::Bootstrap)?;
     tokio::spawn(bootstrap::keep_kubernetes_service(Arc::clone(&server)));
+    tokio::spawn(crate::quota::keep(Arc::clone(&server), shutdown.clone()));
     tokio::spawn(compact(store, shutdown));
     Ok(server)
 }

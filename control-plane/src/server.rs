@@ -25,7 +25,7 @@ use crate::store::{Expect, Op, Revision, Store, StoreError, Txn, TxnOutcome};
 /// How long a handler waits for the caches to show its own write.
 const CATCH_UP: Duration = Duration::from_secs(10);
 /// Conflicts in a row after which a change is given up.
-const MAX_CONFLICTS: usize = 64;
+pub(crate) const MAX_CONFLICTS: usize = 64;
 
 /// What the server needs to know about its cluster.
 #[derive(Debug, Clone)]
@@ -83,6 +83,8 @@ pub struct Server {
     pub metrics: Metrics,
     /// Admission webhooks.
     pub webhooks: crate::admission::webhooks::Configurations,
+    /// Quotas: whose turn it is, and what is to be counted anew.
+    pub quotas: crate::quota::Quotas,
     /// Client for agents, absent in tests without a PKI.
     pub kubelet: Option<KubeletClient>,
     /// Ends long-running requests.
@@ -113,6 +115,39 @@ pub struct Changed {
     pub json: Bytes,
     /// Whether it is gone.
     pub removed: bool,
+}
+
+/// Another object that changes together with the one that a request is about, or neither does.
+#[derive(Debug, Clone)]
+pub struct Also {
+    /// Its storage key.
+    pub key: Arc<str>,
+    /// The revision it was read at; no other may be overwritten.
+    pub read_at: Revision,
+    /// What is to be stored.
+    pub object: Value,
+}
+
+/// How an insert ended.
+#[derive(Debug)]
+pub enum Inserted {
+    /// The object as clients see it.
+    Done(Bytes),
+    /// The name is taken.
+    Taken,
+    /// What should have changed with it had changed meanwhile; the caches show how.
+    Stale,
+}
+
+/// Adds changes behind the one of the object, each of which has a revision of its own; how many. Who sees the last of them in a cache
+/// finds the object in its cache too.
+fn take_along(txn: &mut Txn, also: Vec<Also>) -> Revision {
+    let behind = also.len() as Revision;
+    for Also { key, read_at, object } in also {
+        txn.expect.push((Arc::clone(&key), Expect::ModRevision(read_at)));
+        txn.ops.push(Op::Put { key, value: cache::encode(&object) });
+    }
+    behind
 }
 
 /// A store failure as clients see it.
@@ -186,7 +221,7 @@ impl Server {
         }
     }
 
-    /// Stores a new object; `None` when the name is taken.
+    /// Stores a new object, and with it what has to change at the same time.
     ///
     /// # Errors
     /// What the store says.
@@ -196,18 +231,36 @@ impl Server {
         namespace: &str,
         name: &str,
         object: &Value,
-    ) -> Result<Option<Bytes>, ApiError> {
+        also: Vec<Also>,
+    ) -> Result<Inserted, ApiError> {
         let key: Arc<str> = res.key(namespace, name).into();
         let value = cache::encode(&stored_form(res, object.clone()));
-        let txn =
-            Txn { expect: vec![(Arc::clone(&key), Expect::Absent)], ops: vec![Op::Put { key, value: value.clone() }] };
+        let mut txn = Txn {
+            expect: vec![(Arc::clone(&key), Expect::Absent)],
+            ops: vec![Op::Put { key: Arc::clone(&key), value: value.clone() }],
+        };
+        let behind = take_along(&mut txn, also);
         match self.store.txn(txn).await.map_err(store_error)? {
-            TxnOutcome::Committed(revision) => {
-                self.catch_up(revision).await?;
-                Ok(Some(shown_form(res, cache::with_revision(&value, revision), revision)))
+            TxnOutcome::Committed(last) => {
+                self.catch_up(last).await?;
+                let revision = last - behind;
+                Ok(Inserted::Done(shown_form(res, cache::with_revision(&value, revision), revision)))
             }
-            TxnOutcome::Conflict { .. } => Ok(None),
+            TxnOutcome::Conflict { key: other, mod_revision } if other != key => {
+                self.see(mod_revision).await?;
+                Ok(Inserted::Stale)
+            }
+            TxnOutcome::Conflict { .. } => Ok(Inserted::Taken),
         }
+    }
+
+    /// Waits until the caches show who was faster.
+    async fn see(&self, mod_revision: Option<Revision>) -> Result<(), ApiError> {
+        let newest = match mod_revision {
+            Some(revision) => revision,
+            None => self.store.revision().await.map_err(store_error)?,
+        };
+        self.catch_up(newest).await
     }
 
     /// Changes a stored object; `change` runs again on the newer object after a conflict.
@@ -225,7 +278,7 @@ impl Server {
         loop {
             let current = attempts.current()?;
             let next = change(&current)?;
-            if let Some(changed) = attempts.commit(next).await? {
+            if let Some(changed) = attempts.commit(next, Vec::new()).await? {
                 return Ok(changed);
             }
         }
@@ -263,11 +316,12 @@ impl Attempts<'_> {
         Ok(value)
     }
 
-    /// Commits what was made of the object that [`Attempts::current`] gave; `None` when it had changed meanwhile, the caches then show how.
+    /// Commits what was made of the object that [`Attempts::current`] gave, and with it what has to change at the same time; `None` when
+    /// something of it had changed meanwhile, the caches then show how.
     ///
     /// # Errors
     /// What the store says.
-    pub async fn commit(&mut self, change: Change) -> Result<Option<Changed>, ApiError> {
+    pub async fn commit(&mut self, change: Change, also: Vec<Also>) -> Result<Option<Changed>, ApiError> {
         let object = self.read.take().ok_or_else(|| ApiError::internal("nothing was read before this commit"))?;
         let key = Arc::clone(&self.key);
         let kept = || Ok(Some(Changed { json: object.json_as(self.res), removed: false }));
@@ -284,19 +338,17 @@ impl Attempts<'_> {
         };
         let removed = matches!(op, Op::Delete { .. });
         let expect = vec![(Arc::clone(&self.key), Expect::ModRevision(object.revision))];
-        let store = &self.server.store;
-        match store.txn(Txn { expect, ops: vec![op] }).await.map_err(store_error)? {
-            TxnOutcome::Committed(revision) => {
-                self.server.catch_up(revision).await?;
+        let mut txn = Txn { expect, ops: vec![op] };
+        let behind = take_along(&mut txn, also);
+        match self.server.store.txn(txn).await.map_err(store_error)? {
+            TxnOutcome::Committed(last) => {
+                self.server.catch_up(last).await?;
+                let revision = last - behind;
                 let json = shown_form(self.res, cache::with_revision(&value, revision), revision);
                 Ok(Some(Changed { json, removed }))
             }
             TxnOutcome::Conflict { mod_revision, .. } => {
-                let newest = match mod_revision {
-                    Some(revision) => revision,
-                    None => store.revision().await.map_err(store_error)?,
-                };
-                self.server.catch_up(newest).await?;
+                self.server.see(mod_revision).await?;
                 Ok(None)
             }
         }

@@ -23,25 +23,6 @@ pub(crate) fn child<'a>(parent: &'a mut Map<String, Value>, key: &str) -> &'a mu
     slot.as_object_mut().unwrap_or_else(|| unreachable!("it was made an object above"))
 }
 
-/// Go's `%q`.
-pub(crate) fn go_quote(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if (c as u32) < 0x20 || c as u32 == 0x7f => out.push_str(&format!("\\x{:02x}", c as u32)),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
-}
-
 /// Several messages as one, as `k8s.io/apimachinery/pkg/util/errors.Aggregate` prints them: each once, in brackets from two on.
 pub(crate) fn aggregate(messages: impl IntoIterator<Item = String>) -> String {
     let mut seen: Vec<String> = Vec::new();

@@ -5,19 +5,16 @@
 //! Texts that clients see are upstream's.
 //!
 //! Upstream counterparts: `k8s.io/pod-security-admission`, `plugin/pkg/admission/{limitranger,resourcequota}`, `pkg/quota/v1`,
-//! `pkg/controller/resourcequota`, and the validation of the two kinds in `pkg/apis/core`.
+//! `pkg/controller/resourcequota`.
 
-pub mod field;
 mod json;
 pub mod limit_ranger;
-mod names;
 pub mod pod_security;
 pub mod quota;
 pub mod resources;
 
 use serde_json::Value;
 
-pub use field::{FieldError, FieldErrorKind};
 
 /// A write of one object.
 #[derive(Clone, Copy, Debug)]

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use kube_common::quantity::Quantity;
+use keelson_kinds::resource_names::quantity;
 use serde_json::{Map, Value};
 
 use crate::json::{entries, items, text};
@@ -17,15 +18,6 @@ pub type ResourceList = BTreeMap<String, Quantity>;
 #[must_use]
 pub fn parse(list: &Value) -> ResourceList {
     entries(list).filter_map(|(name, amount)| Some((name.to_owned(), quantity(amount)?))).collect()
-}
-
-/// An amount, given as a text or a number.
-pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
-    match value {
-        Value::String(text) => Quantity::parse(text).ok(),
-        Value::Number(number) => Quantity::parse(&number.to_string()).ok(),
-        _ => None,
-    }
 }
 
 /// The list as it stands in an object.

@@ -25,6 +25,7 @@ pub mod names;
 pub mod openapi;
 pub mod patch;
 pub mod resource;
+pub mod resource_names;
 pub mod scale;
 pub mod schema;
 pub mod static_pod;

@@ -2,14 +2,18 @@
 //!
 //! Two phases, as upstream: [`mutate`] before an object is prepared and checked by its kind, [`validate`] on what would be stored. Mutating:
 //! NamespaceLifecycle for every kind; ServiceAccount, Priority, RuntimeClass and DefaultTolerationSeconds for pods; TaintNodesByCondition for
-//! nodes; NodeRestriction for what agents write; the rules of signing requests; mutating webhooks last. Validating:
-//! DenyServiceExternalIPs; no grant of permissions that are not held; validating webhooks. Upstream counterparts: the plugins of these
+//! nodes; NodeRestriction for what agents write; the rules of signing requests; LimitRanger; mutating webhooks last. Validating:
+//! DenyServiceExternalIPs; no grant of permissions that are not held; LimitRanger; PodSecurity; validating webhooks. Quotas are charged where
+//! an object is stored, see [`quota`]. Upstream counterparts: the plugins of these
 //! names under `plugin/pkg/admission`, `apiserver/pkg/admission`.
 
 mod certificates;
 mod escalation;
+mod limits;
 mod node_restriction;
+mod pod_security;
 mod pods;
+pub(crate) mod quota;
 mod runtime_class;
 mod unenforced;
 pub mod webhooks;
@@ -101,10 +105,13 @@ pub async fn validate(request: &Request<'_>, object: Option<&Value>) -> Result<V
             external_addresses(call, object, request.old)?;
         }
     }
-    let mut warnings = webhooks::validate(request, object).await?;
+    let mut warnings = Vec::new();
     if let Some(object) = object {
+        limits::check(request, object)?;
+        warnings.extend(pod_security::check(request, object)?);
         warnings.extend(unenforced::warnings(call, object, request.old));
     }
+    warnings.extend(webhooks::validate(request, object).await?);
     Ok(warnings)
 }
 
@@ -115,7 +122,10 @@ async fn create(call: &Call, object: &mut Value) -> Result<(), ApiError> {
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     node_restriction::check(call, &call.namespace, name, Write::Create(object))?;
     match (call.res.group, call.res.plural) {
-        ("", "pods") => pods::admit(call, object).await?,
+        ("", "pods") => {
+            limits::fill_in(call, object);
+            pods::admit(call, object).await?;
+        }
         ("", "nodes") => taint_new_node(object),
         ("certificates.k8s.io", "certificatesigningrequests") => certificates::create(call, object)?,
         _ => {}

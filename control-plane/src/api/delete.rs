@@ -77,7 +77,7 @@ pub async fn remove(call: &Call, namespace: &str, name: &str, options: &DeleteOp
             };
             return Ok(Removed { changed: Changed { json: value.to_string().into(), removed }, warnings });
         }
-        if let Some(changed) = attempts.commit(change).await? {
+        if let Some(changed) = attempts.commit(change, Vec::new()).await? {
             call.server.settle_service(call.res, namespace, name);
             return Ok(Removed { changed, warnings });
         }

@@ -58,7 +58,7 @@ pub async fn scale(call: &Call) -> Result<Response<Body>, ApiError> {
         if dry {
             break (new, warnings);
         }
-        if let Some(changed) = attempts.commit(Change::Put(new)).await? {
+        if let Some(changed) = attempts.commit(Change::Put(new), Vec::new()).await? {
             break (serde_json::from_slice(&changed.json).unwrap_or_default(), warnings);
         }
     };

@@ -12,10 +12,10 @@ use keelson_kinds::{ApiError, FieldError, Resource, deletion, write};
 use serde_json::{Value, json};
 
 use super::{Fresh, decode_body, dry_run, one, review};
-use crate::admission::{self, Operation, Request};
+use crate::admission::{self, Operation, Request, quota};
 use crate::http::Call;
 use crate::http::body::Body;
-use crate::server::{Change, Server};
+use crate::server::{Change, Inserted, MAX_CONFLICTS, Server};
 
 /// Tries with another suffix when a generated name is taken; upstream's number.
 const NAME_ATTEMPTS: usize = 8;
@@ -78,8 +78,9 @@ async fn create_decoded(call: &Call, decoded: decode::Decoded) -> Result<Respons
         let mut attempt = object.clone();
         let mut more = write::create(call.res, &mut attempt, &fresh.context(&call.namespace))?;
         let name = attempt["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        more.extend(admission::validate(&Request { name: &name, ..request }, Some(&attempt)).await?);
-        let stored = store_new(call, &name, &mut attempt, dry).await;
+        let request = Request { name: &name, ..request };
+        more.extend(admission::validate(&request, Some(&attempt)).await?);
+        let stored = store_new(&request, &mut attempt).await;
         call.server.settle_service(call.res, &call.namespace, &name);
         match stored? {
             Some(json) => {
@@ -96,20 +97,29 @@ async fn create_decoded(call: &Call, decoded: decode::Decoded) -> Result<Respons
     Err(error)
 }
 
-async fn store_new(call: &Call, name: &str, object: &mut Value, dry: bool) -> Result<Option<Bytes>, ApiError> {
-    let server = &call.server;
+/// Stores a new object and what it costs; `None` when the name is taken.
+async fn store_new(request: &Request<'_>, object: &mut Value) -> Result<Option<Bytes>, ApiError> {
+    let (call, server) = (request.call, &request.call.server);
+    let taken = || server.get(call.res, request.namespace, request.name).is_some();
     if is_service(call.res) {
-        let taken = server.get(call.res, &call.namespace, name).is_some();
-        if taken {
+        if taken() {
             return Ok(None);
         }
-        server.allocator.allocate(&owner(&call.namespace, name), object)?;
+        server.allocator.allocate(&owner(request.namespace, request.name), object)?;
     }
-    if dry {
-        let taken = server.get(call.res, &call.namespace, name).is_some();
-        return Ok((!taken).then(|| object.to_string().into()));
+    let _turn = quota::turn(request).await;
+    for _ in 0..MAX_CONFLICTS {
+        let charges = quota::charge(request, object)?;
+        if request.dry_run {
+            return Ok((!taken()).then(|| object.to_string().into()));
+        }
+        match server.insert(call.res, request.namespace, request.name, object, charges).await? {
+            Inserted::Done(json) => return Ok(Some(json)),
+            Inserted::Taken => return Ok(None),
+            Inserted::Stale => {}
+        }
     }
-    server.insert(call.res, &call.namespace, name, object).await
+    Err(ApiError::modified(call.res, request.name))
 }
 
 /// The part of the object that a URL writes.
@@ -190,12 +200,15 @@ async fn attempt(
         let decoded = wanted(&current)?;
         let (mut new, more) = replace(call, decoded.object, &current, dry).await?;
         let warnings = [decoded.warnings, more].concat();
+        let request = Request::new(call, Operation::Update, Some(&current), dry);
+        let _turn = quota::turn(&request).await;
+        let charges = quota::charge(&request, &new)?;
         if dry {
             // Nothing is stored, so this is still the version; without it a client sees a difference.
             new["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"].clone();
             return Ok((new.to_string().into(), warnings));
         }
-        if let Some(changed) = attempts.commit(outcome(call, new)).await? {
+        if let Some(changed) = attempts.commit(outcome(call, new), charges).await? {
             return Ok((changed.json, warnings));
         }
     }

@@ -109,7 +109,7 @@ async fn ensure(server: &Arc<Server>, res: &Resource, namespace: &str, object: V
     if crate::api::write::is_service(res) {
         server.allocator.allocate(&format!("{namespace}/{name}"), &mut object)?;
     }
-    server.insert(res, namespace, &name, &object).await?;
+    server.insert(res, namespace, &name, &object, Vec::new()).await?;
     server.settle_service(res, namespace, &name);
     Ok(())
 }

@@ -12,9 +12,9 @@ mod filter;
 mod object;
 mod watch_cache;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -74,7 +74,11 @@ pub struct Hub {
     /// The newest revision every cache has applied.
     applied: Arc<AtomicU64>,
     progress: watch::Sender<Revision>,
+    listener: OnceLock<Listener>,
 }
+
+/// Hears of each namespace in which something changed, once the caches show it.
+type Listener = Box<dyn Fn(&str) + Send + Sync>;
 
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -113,6 +117,7 @@ impl Hub {
             store,
             applied,
             progress,
+            listener: OnceLock::new(),
         });
         let task = Arc::clone(&hub);
         tokio::spawn(async move {
@@ -184,6 +189,11 @@ impl Hub {
         matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(_)))
     }
 
+    /// Calls `listener` with each namespace in which something changed, after the caches show it. One listener only: a second is ignored.
+    pub fn on_change(&self, listener: impl Fn(&str) + Send + Sync + 'static) {
+        let _ = self.listener.set(Box::new(listener));
+    }
+
     async fn follow(&self, loaded: Revision) {
         let mut next = loaded + 1;
         loop {
@@ -211,12 +221,19 @@ impl Hub {
                 per_cache.entry(prefix).or_default().push(event);
             }
         }
-        for (prefix, events) in per_cache {
-            caches[prefix].apply(&events);
+        for (prefix, events) in &per_cache {
+            caches[prefix].apply(events);
         }
         let last = batch.last()?.revision;
         self.applied.store(last, Ordering::Release);
         self.progress.send_replace(last);
+        if let Some(listener) = self.listener.get() {
+            for (prefix, events) in per_cache.iter().filter(|(prefix, _)| caches[*prefix].resource().namespaced()) {
+                let namespaces: BTreeSet<&str> =
+                    events.iter().filter_map(|event| event.key.strip_prefix(prefix)?.split('/').next()).collect();
+                namespaces.into_iter().for_each(listener);
+            }
+        }
         Some(last)
     }
 }

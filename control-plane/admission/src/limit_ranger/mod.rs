@@ -1,19 +1,15 @@
 //! Limit ranges: what a namespace's containers, pods and claims get when they ask for nothing, and between which bounds they may ask.
 //!
-//! [`apply_defaults`] comes before validation of the pod, [`check`] after it; [`applies`] says for which requests. [`default`] and
-//! [`validate`] are about the `LimitRange` kind itself.
+//! [`apply_defaults`] comes before validation of the pod, [`check`] after it; [`applies`] says for which requests.
 //!
 //! Upstream counterparts: `plugin/pkg/admission/limitranger`, `SetDefaults_LimitRangeItem`, `ValidateLimitRange`.
-
-mod kind;
 
 use kube_common::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
 use crate::Change;
-use crate::json::{aggregate, child, entries, items, text};
+use crate::json::{aggregate, child, items, text};
 use crate::resources::{Field, ResourceList, of_spec, parse, to_json};
-pub use kind::{default, validate};
 
 /// Says what a limit range filled in.
 pub const ANNOTATION: &str = "kubernetes.io/limit-ranger";
@@ -311,12 +307,6 @@ impl Constraint {
         };
         exceeded.then(|| Violation::Ratio { resource, kind, allowed, given: format!("{given:.6}") })
     }
-}
-
-/// The parts of a `LimitRange`'s item, in the order in which they are looked at.
-fn parts(item: &Value) -> impl Iterator<Item = (&'static str, &str)> {
-    let of = |part: &'static str| entries(&item[part]).map(move |(name, _)| (part, name));
-    ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"].into_iter().flat_map(of)
 }
 
 #[cfg(test)]

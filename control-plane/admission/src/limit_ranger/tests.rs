@@ -2,7 +2,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::FieldError;
+use keelson_kinds::FieldError;
+use keelson_kinds::kinds::limit_range::{default, validate};
 
 fn range(items: Value) -> Value {
     json!({"metadata": {"name": "limits"}, "spec": {"limits": items}})

@@ -2,10 +2,11 @@
 //!
 //! Upstream counterparts: `k8s.io/pod-security-admission/policy/check_*.go`; a number in a name is the minor version that it begins with.
 
+use keelson_kinds::error::go_quote;
 use serde_json::Value;
 
 use super::pod::{Pod, Texts, at_fault, containers, plural, quoted};
-use crate::json::{entries, go_quote, items, text};
+use crate::json::{entries, items, text};
 
 /// Reason and detail.
 pub(super) type Found = Option<(&'static str, String)>;

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::field::FieldError;
+use keelson_kinds::FieldError;
 
 /// How much a pod may ask for; the greater, the stricter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

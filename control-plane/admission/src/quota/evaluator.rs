@@ -11,7 +11,9 @@ use super::pods;
 use super::scopes::attributes_classes;
 use crate::Change;
 use crate::json::{items, text};
-use crate::resources::{ResourceList, quantity};
+use keelson_kinds::resource_names::quantity;
+
+use crate::resources::ResourceList;
 
 /// Never counted: what is not stored, and events.
 const IGNORED: [(&str, &str); 10] = [

@@ -2,7 +2,7 @@
 //!
 //! [`check`] goes from the quotas as they were read and a request to what the quotas hold afterwards; the caller writes that back by
 //! compare-and-swap before the object is stored, and on conflict reads and checks again. [`recompute`] counts anew from all objects, for
-//! the controller, which alone gives back what was deleted or shrank. [`validate`] is about the `ResourceQuota` kind itself.
+//! the controller, which alone gives back what was deleted or shrank.
 //!
 //! The admission configuration that limits resources without any quota is not there; neither are quotas of devices by device class.
 //!
@@ -10,7 +10,6 @@
 //! `pkg/quota/v1/evaluator/core`, `pkg/controller/resourcequota`.
 
 mod evaluator;
-mod kind;
 mod pods;
 mod recompute;
 mod scopes;
@@ -25,7 +24,6 @@ use crate::Change;
 use crate::json::text;
 use crate::resources::{ResourceList, add, parse, show, to_json};
 use evaluator::Evaluator;
-pub use kind::{validate, validate_status};
 pub use recompute::{Listing, concerns, recompute, replenishes};
 
 /// A write that may cost quota.

@@ -8,8 +8,8 @@ use kube_common::quantity::Quantity;
 use serde_json::Value;
 
 use crate::json::{entries, items, text};
-use crate::names;
-use crate::resources::{ResourceList, parse, pod_limits, pod_requests, quantity, set_as_a_whole};
+use keelson_kinds::resource_names::{self, quantity};
+use crate::resources::{ResourceList, parse, pod_limits, pod_requests, set_as_a_whole};
 
 const TRACKED: [&str; 10] = [
     "cpu",
@@ -32,7 +32,7 @@ pub(super) fn tracks(name: &str) -> bool {
     TRACKED.contains(&name)
         || name.starts_with("hugepages-")
         || name.starts_with("requests.hugepages-")
-        || (name.starts_with("requests.") && !names::native(name))
+        || (name.starts_with("requests.") && !resource_names::native(name))
 }
 
 /// Every pod that is stored counts as an object; for the rest only those that are not over.
@@ -51,7 +51,7 @@ fn of_amounts(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
         if plain {
             usage.insert(name.clone(), *amount);
         }
-        if plain || names::extended(name) || name.starts_with(DEVICE_CLASS_PREFIX) {
+        if plain || resource_names::extended(name) || name.starts_with(DEVICE_CLASS_PREFIX) {
             usage.insert(format!("requests.{name}"), *amount);
         }
     }

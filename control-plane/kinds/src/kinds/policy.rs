@@ -15,19 +15,10 @@ use crate::{meta, val};
 
 static QUOTA_RULES: Rules = Rules {
     create: |obj| val::set(obj, "status", json!({})),
-    validate: |obj| {
-        val::entries(obj, "spec.hard")
-            .filter_map(|(name, amount)| {
-                let negative = kube_common::quantity::Quantity::parse(amount.as_str()?).ok()?.is_negative();
-                negative.then(|| {
-                    FieldError::invalid(
-                        format!("spec.hard[{name}]"),
-                        amount.clone(),
-                        "must be greater than or equal to 0",
-                    )
-                })
-            })
-            .collect()
+    validate: |obj| super::quota::validate(obj, None),
+    validate_update: |new, old, part| match part {
+        crate::strategy::Part::Status => super::quota::validate_status(new),
+        _ => super::quota::validate(new, Some(old)),
     },
     status: true,
     ..Rules::PLAIN
@@ -51,21 +42,8 @@ kind!(RESOURCE_QUOTAS: "core" "" "v1" "ResourceQuota", "resourcequotas" "resourc
 
 static LIMIT_RULES: Rules = Rules {
     create_on_update: true,
-    defaults: |obj| {
-        for limit in val::list_mut(val::child(obj, "spec"), "limits") {
-            if val::text(limit, "type") != "Container" {
-                continue;
-            }
-            // max fills default, default fills defaultRequest, and min fills what is left.
-            for (to, from) in [("default", "max"), ("defaultRequest", "default"), ("defaultRequest", "min")] {
-                let Some(Value::Object(source)) = limit.get(from).cloned() else { continue };
-                let target = val::child(limit, to);
-                for (name, amount) in source {
-                    val::default(target, &name, amount);
-                }
-            }
-        }
-    },
+    defaults: super::limit_range::default,
+    validate: super::limit_range::validate,
     ..Rules::PLAIN
 };
 

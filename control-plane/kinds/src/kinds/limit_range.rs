@@ -5,25 +5,20 @@ use std::collections::BTreeSet;
 use kube_common::quantity::Quantity;
 use serde_json::Value;
 
-use super::{MAX_MILLI, parts};
-use crate::field::FieldError;
-use crate::json::{child, entries, items, text};
-use crate::names;
-use crate::resources::quantity;
+use crate::error::FieldError;
+use crate::names::qualified_name;
+use crate::{resource_names as names, val};
+
+/// Beyond this, amounts are compared in whole units (upstream's `resource.MaxMilliValue`).
+const MAX_MILLI: i64 = i64::MAX / 1000;
 
 /// Fills a limit range's own gaps, for containers: `max` fills `default`, `default` fills `defaultRequest`, `min` what is left.
 pub fn default(limit_range: &mut Value) {
-    let limits = limit_range.pointer_mut("/spec/limits").and_then(Value::as_array_mut);
-    for item in limits.into_iter().flatten().filter(|item| item["type"] == "Container") {
-        let Some(item) = item.as_object_mut() else { continue };
+    for item in val::list_mut(val::child(limit_range, "spec"), "limits").filter(|item| item["type"] == "Container") {
         for (to, from) in [("default", "max"), ("defaultRequest", "default"), ("defaultRequest", "min")] {
             let Some(Value::Object(source)) = item.get(from).cloned() else { continue };
-            if source.is_empty() {
-                continue;
-            }
-            let target = child(item, to);
             for (name, amount) in source {
-                target.entry(name).or_insert(amount);
+                val::default(val::child(item, to), &name, amount);
             }
         }
     }
@@ -34,9 +29,9 @@ pub fn default(limit_range: &mut Value) {
 pub fn validate(limit_range: &Value) -> Vec<FieldError> {
     let mut seen = BTreeSet::new();
     let mut errors = Vec::new();
-    for (index, item) in items(&limit_range["spec"]["limits"]).iter().enumerate() {
+    for (index, item) in val::list(limit_range, "spec.limits").iter().enumerate() {
         let path = format!("spec.limits[{index}]");
-        let kind = text(&item["type"]);
+        let kind = val::text(item, "type");
         errors.extend(type_name(kind, &format!("{path}.type")));
         if !seen.insert(kind) {
             errors.push(FieldError::duplicate(format!("{path}.type"), kind));
@@ -56,7 +51,7 @@ fn counts(kind: &str, part: &str) -> bool {
 }
 
 fn type_name(kind: &str, path: &str) -> Vec<FieldError> {
-    let wrong = names::qualified(kind);
+    let wrong = qualified_name(kind);
     if !wrong.is_empty() {
         return wrong.into_iter().map(|detail| FieldError::invalid(path, kind, detail)).collect();
     }
@@ -87,7 +82,7 @@ fn names_of(item: &Value, kind: &str, path: &str) -> Vec<FieldError> {
 
 fn resource_name(kind: &str, name: &str, path: &str) -> Vec<FieldError> {
     let invalid = |detail: &str| FieldError::invalid(path, name, detail);
-    let mut errors: Vec<FieldError> = names::qualified(name).iter().map(|detail| invalid(detail)).collect();
+    let mut errors: Vec<FieldError> = qualified_name(name).iter().map(|detail| invalid(detail)).collect();
     if errors.is_empty() && !name.contains('/') && !names::standard(name) {
         errors.push(invalid("must be a standard resource type or fully qualified"));
     }
@@ -116,8 +111,8 @@ struct Amounts<'a> {
 impl<'a> Amounts<'a> {
     fn of(item: &Value, kind: &str, key: &'a str) -> Self {
         let at = |part: &str| {
-            let found = entries(&item[part]).find(|(name, _)| *name == key);
-            found.and_then(|(_, amount)| quantity(amount)).filter(|_| counts(kind, part))
+            let found = val::map(item, part).and_then(|amounts| amounts.get(key));
+            found.and_then(names::quantity).filter(|_| counts(kind, part))
         };
         let (default, request) = (at("default"), at("defaultRequest"));
         Self { key, min: at("min"), max: at("max"), default, request, ratio: at("maxLimitRequestRatio") }
@@ -178,4 +173,10 @@ impl<'a> Amounts<'a> {
             invalid(format!("ratio {ratio} is greater than max/min = {greatest:.6}"));
         }
     }
+}
+
+/// All amounts of an item, by the part that they are in.
+fn parts(item: &Value) -> impl Iterator<Item = (&'static str, &str)> {
+    let of = |part: &'static str| val::entries(item, part).map(move |(name, _)| (part, name.as_str()));
+    ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"].into_iter().flat_map(of)
 }

@@ -6,10 +6,9 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::field::FieldError;
-use crate::json::{entries, items, text};
-use crate::names;
-use crate::resources::quantity;
+use crate::error::FieldError;
+use crate::names::qualified_name;
+use crate::{resource_names as names, val};
 
 const SCOPES: [&str; 7] = [
     "Terminating",
@@ -32,7 +31,7 @@ pub fn validate(quota: &Value, old: Option<&Value>) -> Vec<FieldError> {
     errors.extend(selector(spec));
     if let Some(old) = old {
         let set = |quota: &Value| -> BTreeSet<String> {
-            items(&quota["spec"]["scopes"]).iter().map(|scope| text(scope).to_owned()).collect()
+            val::list(quota, "spec.scopes").iter().filter_map(Value::as_str).map(str::to_owned).collect()
         };
         if set(quota) != set(old) {
             errors.push(FieldError::invalid("spec.scopes", spec["scopes"].clone(), "field is immutable"));
@@ -52,10 +51,10 @@ pub fn validate_status(quota: &Value) -> Vec<FieldError> {
 
 fn amounts(list: &Value, path: &str) -> Vec<FieldError> {
     let mut errors = Vec::new();
-    for (name, amount) in entries(list) {
+    for (name, amount) in list.as_object().into_iter().flatten() {
         let path = format!("{path}[{name}]");
         errors.extend(resource_name(name, &path));
-        let Some(parsed) = quantity(amount) else { continue };
+        let Some(parsed) = names::quantity(amount) else { continue };
         if parsed.is_negative() {
             errors.push(FieldError::invalid(&path, parsed.to_string(), "must be greater than or equal to 0"));
         }
@@ -68,7 +67,7 @@ fn amounts(list: &Value, path: &str) -> Vec<FieldError> {
 
 fn resource_name(name: &str, path: &str) -> Vec<FieldError> {
     let invalid = |detail: &str| FieldError::invalid(path, name, detail);
-    let mut errors: Vec<FieldError> = names::qualified(name).iter().map(|detail| invalid(detail)).collect();
+    let mut errors: Vec<FieldError> = qualified_name(name).iter().map(|detail| invalid(detail)).collect();
     if !name.contains('/') {
         if errors.is_empty() && !names::standard(name) {
             errors.push(invalid("must be a standard resource type or fully qualified"));
@@ -96,7 +95,7 @@ fn fits(scope: &str, resource: &str) -> bool {
 }
 
 fn unfit<'a>(spec: &'a Value, scope: &'a str) -> impl Iterator<Item = &'a str> {
-    entries(&spec["hard"]).map(|(name, _)| name).filter(move |name| !fits(scope, name))
+    val::entries(spec, "hard").map(|(name, _)| name.as_str()).filter(move |name| !fits(scope, name))
 }
 
 fn conflicts<'a>(spec: &Value, named: &BTreeSet<&str>, path: &'a str) -> impl Iterator<Item = FieldError> + use<'a> {
@@ -109,7 +108,7 @@ fn scopes(spec: &Value) -> Vec<FieldError> {
     const PATH: &str = "spec.scopes";
     let invalid = |detail: &str| FieldError::invalid(PATH, spec["scopes"].clone(), detail);
     let mut errors = Vec::new();
-    let named: Vec<&str> = items(&spec["scopes"]).iter().map(text).collect();
+    let named: Vec<&str> = val::list(spec, "scopes").iter().filter_map(Value::as_str).collect();
     for scope in &named {
         if !SCOPES.contains(scope) {
             errors.push(invalid("unsupported scope"));
@@ -125,8 +124,8 @@ fn selector(spec: &Value) -> Vec<FieldError> {
     let selector = &spec["scopeSelector"];
     let mut errors = Vec::new();
     let mut named = BTreeSet::new();
-    for expression in items(&selector["matchExpressions"]) {
-        let scope = text(&expression["scopeName"]);
+    for expression in val::list(selector, "matchExpressions") {
+        let scope = val::text(expression, "scopeName");
         if !SCOPES.contains(&scope) {
             errors.push(FieldError::invalid(format!("{PATH}.scopeName"), scope, "unsupported scope"));
         }
@@ -140,7 +139,7 @@ fn selector(spec: &Value) -> Vec<FieldError> {
 }
 
 fn operator(expression: &Value, scope: &str, path: &str) -> Vec<FieldError> {
-    let operator = text(&expression["operator"]);
+    let operator = val::text(expression, "operator");
     let invalid = |detail: &str| FieldError::invalid(format!("{path}.operator"), operator, detail);
     let mut errors = Vec::new();
     let yes_or_no = SCOPES.contains(&scope) && !matches!(scope, "PriorityClass" | "VolumeAttributesClass");
@@ -151,7 +150,7 @@ fn operator(expression: &Value, scope: &str, path: &str) -> Vec<FieldError> {
         ));
     }
     let values = &expression["values"];
-    match (operator, items(values).is_empty()) {
+    match (operator, values.as_array().map_or(&[][..], Vec::as_slice).is_empty()) {
         ("In" | "NotIn", true) => {
             let detail = "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector";
             errors.push(FieldError::required(format!("{path}.values"), detail));
