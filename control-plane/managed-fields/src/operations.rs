@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApplyError, Conflicts, UpdateError};
 use crate::fieldpath::Set;
-use crate::managers::{self, BEFORE_FIRST_APPLY, ManagerId, Managers, Operation, VersionedSet};
+use crate::managers::{self, BEFORE_FIRST_APPLY, ManagerId, Managers, Operation};
 use crate::typed::{Duplicates, validate};
 use crate::updater::Updater;
 use crate::value;
@@ -172,11 +172,10 @@ pub fn applied<'a, V: Versions<'a>>(
         update(versions, &empty, &live_object, &mut managers, request, BEFORE_FIRST_APPLY, ignored)?;
     }
     let id = request.id(request.manager, Operation::Apply);
-    let before = managers.entries.get(&id).cloned();
     let updater = Updater { versions, version: request.api_version, workflow: &id, ignored };
     let new = apply_over_client_side(&updater, &live_object, config, &mut managers, request)?;
     managers.strip(&id);
-    touch(&mut managers, &id, before.as_ref(), new.is_some(), request);
+    managers.times.insert(id, request.time());
     let mut out = new.unwrap_or_else(|| live_object.clone());
     if request.manager == KUBECTL && last_applied(&out).is_some_and(|text| !text.is_empty()) {
         set_last_applied(&mut out, config);
@@ -185,19 +184,6 @@ pub fn applied<'a, V: Versions<'a>>(
     let unchanged = live.is_some() && same_object(&live_object, &out) && same_but_times(live_list, list.as_ref());
     put_list(&mut out, if unchanged { live_list.cloned() } else { list });
     Ok(out)
-}
-
-/// A new time for an entry that changed, or whose apply changed the object.
-fn touch(
-    managers: &mut Managers,
-    id: &ManagerId,
-    before: Option<&VersionedSet>,
-    object_changed: bool,
-    request: &Request<'_>,
-) {
-    if object_changed || managers.entries.get(id) != before {
-        managers.times.insert(id.clone(), request.time());
-    }
 }
 
 /// Applies; conflicts with what kubectl applied by itself before are none for kubectl.

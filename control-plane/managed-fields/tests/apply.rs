@@ -209,6 +209,18 @@ fn an_applier_that_lost_a_field_does_not_remove_it() {
 }
 
 #[test]
+fn what_an_update_removes_is_nobodys() {
+    let mut s = State::new();
+    s.apply("a", json!({"n": 1, "list": [{"name": "x", "v": 1}]}));
+    let applied = s.time("a").to_owned();
+    s.update("u", json!({"n": 1}));
+    assert_eq!((s.owned("a"), s.owned("u")), (vec![".spec.n".into()], vec![]));
+    assert_eq!(s.time("a"), applied);
+    s.apply("a", json!({"n": 1, "list": [{"name": "x", "v": 2}]}));
+    assert_eq!(s.spec()["list"], json!([{"name": "x", "v": 2}]), "no conflict over what is not there");
+}
+
+#[test]
 fn what_is_no_longer_applied_goes() {
     let mut s = State::new();
     s.apply("a", json!({"n": 1, "map": {"a": "1", "b": "2"}, "set": ["x", "y"], "deep": {"in": {"x": 1}}}));
