@@ -17,12 +17,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Map, Value, json};
 
 use crate::discovery::GIT_VERSION;
-use crate::merge_keys;
 use crate::resource::{Resource, resources};
 use crate::schema;
+use crate::{list_types, merge_keys};
 
 /// Raised whenever the documents change in a way that the table of resources does not show.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Paths of all documents, `api/v1`, `apis/apps/v1` …, with their resources.
 fn documents() -> Vec<(String, Vec<&'static Resource>)> {
@@ -147,8 +147,9 @@ fn finish(name: &str, definition: &mut Value) {
     merge_marks(name, definition);
 }
 
-/// Adds how a strategic merge treats each field.
+/// Adds how a strategic merge and server-side apply treat each field.
 fn merge_marks(name: &str, definition: &mut Value) {
+    list_types::mark(name, definition, |field| merge_keys::of(name, field));
     let Some(Value::Object(properties)) = definition.get_mut("properties") else { return };
     for (field, schema) in properties {
         let merge = merge_keys::of(name, field);
@@ -228,6 +229,15 @@ mod tests {
         let spec = &document["components"]["schemas"]["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
         assert_eq!(spec["x-kubernetes-patch-merge-key"], "name");
         assert_eq!(spec["x-kubernetes-patch-strategy"], "merge");
+        assert_eq!(
+            (&spec["x-kubernetes-list-type"], &spec["x-kubernetes-list-map-keys"]),
+            (&json!("map"), &json!(["name"]))
+        );
+        let schemas = &document["components"]["schemas"];
+        assert_eq!(schemas["io.k8s.api.core.v1.ContainerPort"]["properties"]["protocol"]["default"], "TCP");
+        assert_eq!(schemas["io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector"]["x-kubernetes-map-type"], "atomic");
+        let node_selector = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["nodeSelector"];
+        assert_eq!(node_selector["x-kubernetes-map-type"], "atomic");
         let kind = &document["components"]["schemas"]["io.k8s.api.apps.v1.Deployment"];
         assert_eq!(kind["x-kubernetes-group-version-kind"][0]["kind"], "Deployment");
         let spec = &kind["properties"]["spec"];

@@ -10,6 +10,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::Value;
 
+use crate::list_types::{self, FieldType};
 use crate::merge_keys::{self, Merge};
 
 /// Adds a type and all it refers to to a generator.
@@ -51,6 +52,8 @@ pub(crate) struct Field {
     pub(crate) shape: Shape,
     pub(crate) required: bool,
     pub(crate) merge: Merge,
+    /// How it is divided among owners.
+    pub(crate) ownership: &'static FieldType,
 }
 
 /// One struct.
@@ -60,6 +63,8 @@ pub(crate) struct Struct {
     pub(crate) name: Box<str>,
     /// Sorted by name.
     pub(crate) fields: Vec<Field>,
+    /// Whether it has one owner.
+    pub(crate) atomic: bool,
 }
 
 impl Struct {
@@ -77,6 +82,8 @@ impl Struct {
 #[derive(Debug, Default)]
 pub(crate) struct Schemas {
     structs: Vec<Struct>,
+    /// The [`Shape::Ref`] of each.
+    shapes: Vec<Shape>,
     by_name: HashMap<Box<str>, usize>,
 }
 
@@ -115,7 +122,8 @@ impl Schemas {
             return i;
         }
         let i = self.structs.len();
-        self.structs.push(Struct { name: name.into(), fields: Vec::new() });
+        self.structs.push(Struct { name: name.into(), fields: Vec::new(), atomic: list_types::is_atomic(name) });
+        self.shapes.push(Shape::Ref(i));
         self.by_name.insert(name.into(), i);
         i
     }
@@ -141,6 +149,7 @@ impl Schemas {
                     shape: self.shape(value, definitions),
                     required: required.contains(&field.as_str()),
                     merge: merge_keys::of(name, field),
+                    ownership: list_types::of(name, field),
                 })
                 .collect();
             fields.sort_by(|a, b| a.name.cmp(&b.name));
@@ -186,6 +195,17 @@ impl Schemas {
     /// The struct called `name`.
     pub(crate) fn get(&self, name: &str) -> Option<&Struct> {
         self.by_name.get(name).map(|&i| &self.structs[i])
+    }
+
+    /// The shape of the struct called `name`.
+    pub(crate) fn shape_of(&self, name: &str) -> Option<&Shape> {
+        self.by_name.get(name).map(|&i| &self.shapes[i])
+    }
+
+    /// All structs.
+    #[cfg(test)]
+    pub(crate) fn all(&self) -> &[Struct] {
+        &self.structs
     }
 
     /// The struct of a [`Shape::Ref`].
