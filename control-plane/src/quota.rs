@@ -117,7 +117,8 @@ async fn count(server: &Server, namespace: &str) {
 async fn count_one(server: &Server, res: &Resource, namespace: &str, name: &str) -> Result<(), ApiError> {
     let mut attempts = server.attempts(res, namespace, name);
     loop {
-        let Some(quota) = attempts.current().ok().filter(|quota| quota["metadata"]["deletionTimestamp"].is_null()) else {
+        let Some(quota) = attempts.current().ok().filter(|quota| quota["metadata"]["deletionTimestamp"].is_null())
+        else {
             return Ok(());
         };
         let read_at = quota["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -139,16 +140,16 @@ fn counted(server: &Server, namespace: &str, quota: &Value) -> Option<Value> {
     let caches = server.hub.caches();
     let kinds: Vec<(&Resource, Vec<Value>)> = caches
         .values()
-        .filter(|cache| cache.resource().namespaced() && concerns(quota, cache.resource().group, cache.resource().plural))
+        .filter(|cache| {
+            cache.resource().namespaced() && concerns(quota, cache.resource().group, cache.resource().plural)
+        })
         .map(|cache| {
             let res = cache.resource();
             let listed = cache.list(&res.key_prefix(Some(namespace)), None, &Filter::default(), 0);
             (res, listed.objects.iter().map(|object| object.value()).collect())
         })
         .collect();
-    let listings: Vec<Listing<'_>> = kinds
-        .iter()
-        .map(|(res, objects)| Listing { group: res.group, resource: res.plural, objects })
-        .collect();
+    let listings: Vec<Listing<'_>> =
+        kinds.iter().map(|(res, objects)| Listing { group: res.group, resource: res.plural, objects }).collect();
     recompute(quota, &listings, jiff::Timestamp::now().as_second())
 }

@@ -246,11 +246,10 @@ impl Server {
                 let revision = last - behind;
                 Ok(Inserted::Done(shown_form(res, cache::with_revision(&value, revision), revision)))
             }
-            TxnOutcome::Conflict { key: other, mod_revision } if other != key => {
+            TxnOutcome::Conflict { key: other, mod_revision } => {
                 self.see(mod_revision).await?;
-                Ok(Inserted::Stale)
+                Ok(if other == key { Inserted::Taken } else { Inserted::Stale })
             }
-            TxnOutcome::Conflict { .. } => Ok(Inserted::Taken),
         }
     }
 

@@ -41,15 +41,18 @@ async fn a_quota_counts_what_is_there_refuses_what_is_too_much_and_gives_back() 
     api.post(PODS, &pod("before")).await.expect(201);
     let hard = json!({"pods": "2", "services": "1", "count/configmaps": "1"});
     quota(&api, hard.clone()).await;
-    used_is(&api, &hard, Some(json!({"pods": "1", "services": "0", "count/configmaps": "0"}))).await;
+    used_is(&api, &hard, Some(json!({"pods": "1", "services": "1", "count/configmaps": "0"}))).await;
     api.post(&format!("{PODS}?dryRun=All"), &pod("dry")).await.expect(201);
     api.post(PODS, &pod("second")).await.expect(201);
     let at_once = api.get(&format!("{QUOTAS}/q")).await.expect(200);
     assert_eq!(at_once["status"]["used"]["pods"], "2", "the charge came with the pod");
     let refused = api.post(PODS, &pod("third")).await.expect(403);
-    assert_eq!(refused["message"], "pods \"third\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2");
+    assert_eq!(
+        refused["message"],
+        "pods \"third\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2"
+    );
     api.delete(&format!("{PODS}/before"), &json!({"gracePeriodSeconds": 0})).await.expect(200);
-    used_is(&api, &hard, Some(json!({"pods": "1", "services": "0", "count/configmaps": "0"}))).await;
+    used_is(&api, &hard, Some(json!({"pods": "1", "services": "1", "count/configmaps": "0"}))).await;
     api.post(PODS, &pod("third")).await.expect(201);
     let map = |name: &str| json!({"metadata": {"name": name}});
     api.post("/api/v1/namespaces/default/configmaps", &map("a")).await.expect(201);
@@ -90,14 +93,20 @@ async fn quotas_of_amounts_want_to_be_told_and_limit_ranges_tell() {
     let made = api.post("/api/v1/namespaces/default/limitranges", &range).await.expect(201);
     assert_eq!(made["spec"]["limits"][0]["defaultRequest"]["cpu"], "500m");
     let made = api.post(PODS, &pod("p")).await.expect(201);
-    assert_eq!(made["spec"]["containers"][0]["resources"], json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "500m", "memory": "100Mi"}}));
+    assert_eq!(
+        made["spec"]["containers"][0]["resources"],
+        json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "500m", "memory": "100Mi"}})
+    );
     let said = made["metadata"]["annotations"]["kubernetes.io/limit-ranger"].as_str().unwrap();
     assert!(said.starts_with("LimitRanger plugin set: "), "{said}");
     used_is(&api, &hard, Some(json!({"limits.cpu": "500m", "requests.memory": "100Mi"}))).await;
     let mut large = pod("large");
     large["spec"]["containers"][0]["resources"] = json!({"limits": {"cpu": "700m"}});
     let refused = api.post(PODS, &large).await.expect(403);
-    assert_eq!(refused["message"], "pods \"large\" is forbidden: maximum cpu usage per Container is 600m, but limit is 700m");
+    assert_eq!(
+        refused["message"],
+        "pods \"large\" is forbidden: maximum cpu usage per Container is 600m, but limit is 700m"
+    );
     let wrong = json!({"metadata": {"name": "w"}, "spec": {"limits": [{"type": "Pod", "min": {"cpu": "2"}, "max": {"cpu": "1"}}]}});
     let refused = api.post("/api/v1/namespaces/default/limitranges", &wrong).await.expect(422);
     assert_eq!(refused["details"]["causes"][0]["field"], "spec.limits[0].min[cpu]");
@@ -106,18 +115,22 @@ async fn quotas_of_amounts_want_to_be_told_and_limit_ranges_tell() {
 #[tokio::test]
 async fn a_service_costs_what_its_type_costs() {
     let api = api().await;
-    let hard = json!({"services": "2", "services.nodeports": "1"});
+    // `default` has one already, `kubernetes`.
+    let hard = json!({"services": "3", "services.nodeports": "1"});
     quota(&api, hard.clone()).await;
     let service = |name: &str, kind: &str| json!({"metadata": {"name": name}, "spec": {"type": kind, "selector": {"a": "b"}, "ports": [{"port": 80}]}});
     let services = "/api/v1/namespaces/default/services";
     api.post(services, &service("a", "ClusterIP")).await.expect(201);
     api.post(services, &service("b", "NodePort")).await.expect(201);
-    used_is(&api, &hard, Some(json!({"services": "2", "services.nodeports": "1"}))).await;
+    used_is(&api, &hard, Some(json!({"services": "3", "services.nodeports": "1"}))).await;
     let more = json!({"spec": {"type": "NodePort"}});
     let refused = api.patch(&format!("{services}/a"), "merge-patch", &more).await.expect(403);
-    assert!(refused["message"].as_str().unwrap().contains("exceeded quota: q, requested: services.nodeports=1"), "{refused}");
+    assert!(
+        refused["message"].as_str().unwrap().contains("exceeded quota: q, requested: services.nodeports=1"),
+        "{refused}"
+    );
     api.patch(&format!("{services}/b"), "merge-patch", &json!({"spec": {"type": "ClusterIP"}})).await.expect(200);
-    used_is(&api, &hard, Some(json!({"services": "2", "services.nodeports": "0"}))).await;
+    used_is(&api, &hard, Some(json!({"services": "3", "services.nodeports": "0"}))).await;
     api.patch(&format!("{services}/a"), "merge-patch", &more).await.expect(200);
 }
 
@@ -130,7 +143,10 @@ async fn pod_security_follows_the_labels_of_the_namespace() {
     api.patch(namespace, "merge-patch", &label("strict")).await.expect(422);
     let answer = api.patch(namespace, "merge-patch", &label("restricted")).await;
     let warned: Vec<&str> = answer.headers.get_all("warning").iter().map(|value| value.to_str().unwrap()).collect();
-    assert!(warned[0].contains("existing pods in namespace \\\"default\\\" violate the new PodSecurity enforce level"), "{warned:?}");
+    assert!(
+        warned[0].contains("existing pods in namespace \\\"default\\\" violate the new PodSecurity enforce level"),
+        "{warned:?}"
+    );
     assert!(warned[1].starts_with("299 - \"old: allowPrivilegeEscalation != false"), "{warned:?}");
     answer.expect(200);
     let refused = api.post(PODS, &pod("new")).await.expect(403);

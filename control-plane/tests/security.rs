@@ -488,14 +488,9 @@ async fn policy_that_does_nothing_says_so() {
         let values = answer.headers.get_all("warning").iter();
         values.map(|v| v.to_str().unwrap().to_owned()).collect::<Vec<_>>().join(" ")
     };
-    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "1"}}});
-    let made = api.post("/api/v1/namespaces/default/resourcequotas", &quota).await;
+    let policy =
+        json!({"metadata": {"name": "p"}, "spec": {"matchConstraints": {}, "validations": [{"expression": "true"}]}});
+    let made = api.post("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", &policy).await;
     assert!(warning(&made).contains("does not enforce it yet"), "{}", warning(&made));
     made.expect(201);
-    let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
-    let labelled = api.patch("/api/v1/namespaces/default", "merge-patch", &label).await;
-    assert!(warning(&labelled).contains("pod-security.kubernetes.io/enforce"), "{}", warning(&labelled));
-    let other = json!({"metadata": {"labels": {"a": "b"}}});
-    let untouched = api.patch("/api/v1/namespaces/default", "merge-patch", &other).await;
-    assert_eq!(warning(&untouched), "");
 }

@@ -151,7 +151,7 @@ async fn json_merge_and_strategic_patches_apply_and_others_are_refused() {
     let patched = api.patch(&one, "strategic-merge-patch", &strategic).await.expect(200);
     assert_eq!(patched["spec"]["template"]["spec"]["containers"].as_array().unwrap().len(), 2);
     assert_eq!(patched["metadata"]["generation"], 3, "one each for replicas and template, none for a label");
-    let apply = api.send(Method::PATCH, &one, "application/apply-patch+yaml", "{}").await.expect(415);
+    let apply = api.send(Method::PATCH, &one, "application/apply-patch+cbor", "{}").await.expect(415);
     assert_eq!(apply["reason"], "UnsupportedMediaType");
     let stale = json!({"metadata": {"resourceVersion": "1"}, "spec": {"replicas": 9}});
     assert_eq!(api.patch(&one, "merge-patch", &stale).await.expect(409)["reason"], "Conflict");

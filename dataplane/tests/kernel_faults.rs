@@ -22,6 +22,11 @@ const SERVICES: u16 = 1_500;
 /// As the issue has it.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
+/// How many times slower a translated processor may be.
+fn patience() -> u32 {
+    std::env::var("KEELSON_TEST_PATIENCE").ok().and_then(|number| number.parse().ok()).unwrap_or(1)
+}
+
 fn fill(engine: &mut Engine, endpoint: u8) {
     engine.model.set_node(node("192.168.7.2"));
     for n in 0..SERVICES {
@@ -240,7 +245,7 @@ fn hands_in_the_table_are_repaired_within_a_second() {
             })
             .collect();
         println!("{harm}: {times:?}");
-        assert!(times.iter().any(|t| *t <= REPAIRED_WITHIN), "{harm}: {times:?}");
+        assert!(times.iter().any(|t| *t <= REPAIRED_WITHIN * patience()), "{harm}: {times:?}");
     }
     stop.cancel();
 }

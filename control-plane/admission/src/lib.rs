@@ -15,7 +15,6 @@ pub mod resources;
 
 use serde_json::Value;
 
-
 /// A write of one object.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use kube_common::quantity::Quantity;
 use keelson_kinds::resource_names::quantity;
+use kube_common::quantity::Quantity;
 use serde_json::{Map, Value};
 
 use crate::json::{entries, items, text};

@@ -27,7 +27,7 @@ impl PatchType {
     /// From a Content-Type header.
     ///
     /// # Errors
-    /// 415 for anything else (server-side apply included, for now).
+    /// 415 for anything else; an apply is no patch of these.
     pub fn from_content_type(header: &str) -> Result<Self, ApiError> {
         match header.split(';').next().unwrap_or("").trim() {
             "application/json-patch+json" => Ok(Self::Json),
@@ -37,6 +37,7 @@ impl PatchType {
                 "application/json-patch+json",
                 "application/merge-patch+json",
                 "application/strategic-merge-patch+json",
+                "application/apply-patch+yaml",
             ])),
         }
     }

@@ -30,7 +30,7 @@ pub struct WriteContext<'a> {
 }
 
 /// Prepares and validates a new object: metadata (name from generateName, uid, creationTimestamp, generation; resourceVersion,
-/// deletionTimestamp, managedFields and selfLink are dropped), status removed or initialised, then validation. Returns warnings.
+/// deletionTimestamp and selfLink are dropped), status removed or initialised, then validation. Returns warnings.
 ///
 /// # Errors
 /// 400 when the namespace is not the URL's, 422 with causes when the object is invalid.
@@ -40,7 +40,7 @@ pub fn create(res: &Resource, obj: &mut Value, ctx: &WriteContext<'_>) -> Result
     if !val::text(metadata, "resourceVersion").is_empty() {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
     }
-    for key in ["resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink"] {
+    for key in ["resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"] {
         val::remove(metadata, key);
     }
     if val::text(metadata, "name").is_empty() {
@@ -181,7 +181,7 @@ fn carry_metadata(metadata: &mut Value, old: &Value) {
     {
         val::carry(metadata, old_meta, key);
     }
-    for key in ["managedFields", "selfLink", "resourceVersion"] {
+    for key in ["selfLink", "resourceVersion"] {
         val::remove(metadata, key);
     }
 }
@@ -192,6 +192,7 @@ fn keep_only_status(new: &mut Value, old: &Value) {
     let status = val::remove(new, "status");
     let annotations = new.get("metadata").and_then(|m| m.get("annotations")).cloned();
     let labels = new.get("metadata").and_then(|m| m.get("labels")).cloned();
+    let managers = new.get("metadata").and_then(|m| m.get("managedFields")).cloned();
     *new = old.clone();
     match status {
         Some(status) => val::set(new, "status", status),
@@ -200,7 +201,7 @@ fn keep_only_status(new: &mut Value, old: &Value) {
         }
     }
     let metadata = val::child(new, "metadata");
-    for (key, value) in [("annotations", annotations), ("labels", labels)] {
+    for (key, value) in [("annotations", annotations), ("labels", labels), ("managedFields", managers)] {
         match value {
             Some(value) => val::set(metadata, key, value),
             None => {
@@ -209,7 +210,6 @@ fn keep_only_status(new: &mut Value, old: &Value) {
         }
     }
     val::remove(metadata, "resourceVersion");
-    val::remove(metadata, "managedFields");
 }
 
 fn bump_generation(res: &Resource, new: &mut Value, old: &Value) {

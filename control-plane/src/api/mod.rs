@@ -4,6 +4,7 @@ pub mod connect;
 pub mod delete;
 pub mod eviction;
 pub mod log;
+pub mod ownership;
 pub mod raw;
 pub mod read;
 pub mod review;

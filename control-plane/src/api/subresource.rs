@@ -8,7 +8,7 @@ use keelson_kinds::{ApiError, scale as kinds_scale, write};
 use serde_json::{Value, json};
 
 use super::write::check_preconditions;
-use super::{Fresh, decode_body, dry_run};
+use super::{Fresh, decode_body, dry_run, ownership};
 use crate::admission::{self, Operation, Request};
 use crate::http::Call;
 use crate::http::body::{self, Body};
@@ -51,6 +51,7 @@ pub async fn scale(call: &Call) -> Result<Response<Body>, ApiError> {
         let request = Request::new(call, Operation::Update, Some(&before), dry);
         let mut warnings = admission::mutate(&request, &mut scale).await?;
         let mut new = kinds_scale::apply(call.res, &current, &scale)?;
+        ownership::note(call, Some(&current), &mut new);
         let fresh = Fresh::new();
         write::update(call.res, &mut new, &current, Part::Main, &fresh.context(&call.namespace))?;
         let after = kinds_scale::from_object(call.res, &new);

@@ -8,10 +8,10 @@ use http::{Response, StatusCode, header};
 use keelson_kinds::decode::{self, FieldValidation};
 use keelson_kinds::patch::{self, PatchType};
 use keelson_kinds::strategy::Part;
-use keelson_kinds::{ApiError, FieldError, Resource, deletion, write};
+use keelson_kinds::{ApiError, FieldError, Reason, Resource, deletion, write};
 use serde_json::{Value, json};
 
-use super::{Fresh, decode_body, dry_run, one, review};
+use super::{Fresh, decode_body, dry_run, one, ownership, review};
 use crate::admission::{self, Operation, Request, quota};
 use crate::http::Call;
 use crate::http::body::Body;
@@ -61,7 +61,9 @@ fn set_namespace(call: &Call, object: &mut Value) -> Result<(), ApiError> {
 /// # Errors
 /// 400, 403, 404 for a missing namespace, 409, 415, 422.
 pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
-    let decoded = decode_body(call, None)?;
+    ownership::check_options(call, "CreateOptions", false)?;
+    let mut decoded = decode_body(call, None)?;
+    ownership::note(call, None, &mut decoded.object);
     create_decoded(call, decoded).await
 }
 
@@ -164,6 +166,9 @@ async fn replace(call: &Call, mut new: Value, current: &Value, dry: bool) -> Res
     let fresh = Fresh::new();
     set_namespace(call, &mut new)?;
     check_preconditions(call.res, &call.name, &new, current)?;
+    if !ownership::is_apply(call.header(header::CONTENT_TYPE)) {
+        ownership::note(call, Some(current), &mut new);
+    }
     let request = Request::new(call, Operation::Update, Some(current), dry);
     let mut warnings = admission::mutate(&request, &mut new).await?;
     warnings.extend(write::update(call.res, &mut new, current, part(call), &fresh.context(&call.namespace))?);
@@ -219,7 +224,8 @@ async fn attempt(
 /// # Errors
 /// 400, 404, 409, 415, 422.
 pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
-    let decoded = decode_body(call, sub(call))?;
+    ownership::check_options(call, "UpdateOptions", false)?;
+    let mut decoded = decode_body(call, sub(call))?;
     let given = decoded.object["metadata"]["name"].as_str().unwrap_or_default();
     if given != call.name {
         return Err(ApiError::bad_request(format!(
@@ -230,6 +236,7 @@ pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
     let exists = call.server.cache(call.res)?.get(&call.res.key(&call.namespace, &call.name)).is_some();
     if !exists && call.subresource.is_empty() && call.res.strategy.allow_create_on_update() {
         review::require(&call.server, &call.user, &call.attributes("create"), Some(call.res))?;
+        ownership::note(call, None, &mut decoded.object);
         return create_decoded(call, decoded).await;
     }
     apply(call, |_| Ok(decoded.clone())).await
@@ -240,6 +247,11 @@ pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
 /// # Errors
 /// 400, 404, 409, 415, 422.
 pub async fn patch(call: &Call) -> Result<Response<Body>, ApiError> {
+    let apply_patch = ownership::is_apply(call.header(header::CONTENT_TYPE));
+    ownership::check_options(call, "PatchOptions", apply_patch)?;
+    if apply_patch {
+        return server_side_apply(call).await;
+    }
     let kind = PatchType::from_content_type(call.header(header::CONTENT_TYPE))?;
     let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
     apply(call, |current| {
@@ -251,4 +263,30 @@ pub async fn patch(call: &Call) -> Result<Response<Body>, ApiError> {
         Ok(decoded)
     })
     .await
+}
+
+/// PATCH with an apply: the object becomes what its managers want together.
+async fn server_side_apply(call: &Call) -> Result<Response<Body>, ApiError> {
+    let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
+    let config = ownership::configuration(call)?;
+    let decoded = |live: Option<&Value>| {
+        let applied = ownership::apply(call, live, &config)?;
+        decode::object(call.res, sub(call), applied, validation)
+    };
+    let exists = || call.server.get(call.res, &call.namespace, &call.name).is_some();
+    if !exists() && call.subresource.is_empty() {
+        review::require(&call.server, &call.user, &call.attributes("create"), Some(call.res))?;
+        let uid = config["metadata"]["uid"].as_str().unwrap_or_default();
+        if !uid.is_empty() {
+            let why =
+                format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found");
+            return Err(ApiError::conflict(call.res, &call.name, &why));
+        }
+        match create_decoded(call, decoded(None)?).await {
+            // Somebody else was faster: the object is there now.
+            Err(error) if error.reason == Reason::AlreadyExists => {}
+            result => return result,
+        }
+    }
+    apply(call, |current| decoded(Some(current))).await
 }

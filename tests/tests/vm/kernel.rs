@@ -15,8 +15,8 @@ use super::{NODES, pinned, rolled_out, shell};
 const PROGRAMS: &str = "KEELSON_TEST_PROGRAMS";
 /// Those that are run here: packets through the rules, the race from N to M endpoints, listing and loading again, faults, minutes of churn.
 const WANTED: [&str; 8] = ["packets", "affinity", "sctp", "race", "listing", "walk", "kernel_faults", "endurance"];
-/// How long the churn lasts, in the words of its program.
-const CHURN: &str = "KEELSON_ENDURANCE_SECONDS=300";
+/// How long the churn lasts, and how many times slower than a processor of its own a guest may be, in the words of these programs.
+const CHURN: &str = "KEELSON_ENDURANCE_SECONDS=300 KEELSON_TEST_PATIENCE=4";
 
 fn programs() -> Result<Vec<(&'static str, PathBuf)>> {
     let list = std::env::var(PROGRAMS).unwrap_or_default();

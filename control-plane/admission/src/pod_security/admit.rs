@@ -9,9 +9,9 @@ use serde_json::Value;
 use super::baseline::{SECCOMP_CONTAINER_ANNOTATION, SECCOMP_POD_ANNOTATION};
 use super::{Level, LevelVersion, PREFIX, Policy, details, evaluate, reasons};
 use crate::Change;
+use crate::json::{aggregate, items, text};
 use keelson_kinds::FieldError;
 use keelson_kinds::error::go_quote;
-use crate::json::{aggregate, items, text};
 
 /// So many pods at most are looked at when a namespace's level is raised.
 pub const MAX_PODS: usize = 3000;

@@ -8,8 +8,8 @@ use kube_common::quantity::Quantity;
 use serde_json::Value;
 
 use crate::json::{entries, items, text};
-use keelson_kinds::resource_names::{self, quantity};
 use crate::resources::{ResourceList, parse, pod_limits, pod_requests, set_as_a_whole};
+use keelson_kinds::resource_names::{self, quantity};
 
 const TRACKED: [&str; 10] = [
     "cpu",
