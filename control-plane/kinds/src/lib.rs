@@ -14,6 +14,7 @@
 //!
 //! A patch goes through [`patch::apply`], then [`decode::object`], then [`write::update`]. A delete asks [`deletion::begin`].
 
+pub mod custom;
 pub mod decode;
 pub mod deletion;
 pub mod discovery;
