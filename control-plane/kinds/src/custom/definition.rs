@@ -257,7 +257,7 @@ fn at_root(schema: &Value, path: &str, errors: &mut Vec<FieldError>) {
         Value::String(s) => !s.is_empty(),
         _ => true,
     };
-    let allowed = |key: &str| AT_ROOT.iter().any(|(_, name)| *name == key) || key == "nullable";
+    let allowed = |key: &str| AT_ROOT.iter().any(|(_, name)| *name == key);
     let wrong = schema.as_object().into_iter().flatten().any(|(key, value)| given(value) && !allowed(key));
     if wrong {
         let names: Vec<&str> = AT_ROOT.iter().map(|(name, _)| *name).collect();

@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::pattern::{Pattern, Patterns};
 use crate::val;
 
-/// Deepest nesting of a schema; JSON text that nests deeper than 128 is not parsed at all.
-pub(crate) const MAX_DEPTH: usize = 120;
+/// Deepest nesting of a schema. JSON text that nests deeper than 128 is not parsed at all, and a schema takes two levels for each field.
+pub(crate) const MAX_DEPTH: usize = 64;
 
 /// What values at one place must look like.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -262,13 +262,13 @@ mod tests {
             "OpenAPIV3Schema 'definitions' is not supported"
         );
         assert_eq!(refusal(json!({"items": [{}]})), "OpenAPIV3Schema 'items' must be a schema, but is an array");
-        let deep = |wrap: fn(Value) -> Value| (0..200).fold(json!({"type": "string"}), |inner, _| wrap(inner));
+        let deep = |wrap: fn(Value) -> Value| (0..100).fold(json!({"type": "string"}), |inner, _| wrap(inner));
         for wrap in [
             (|inner| json!({"type": "array", "items": inner})) as fn(Value) -> Value,
             |inner| json!({"type": "object", "properties": {"a": inner}}),
             |inner| json!({"not": inner}),
         ] {
-            assert_eq!(refusal(deep(wrap)), "OpenAPIV3Schema is nested deeper than 120 levels");
+            assert_eq!(refusal(deep(wrap)), "OpenAPIV3Schema is nested deeper than 64 levels");
         }
     }
 }
