@@ -2,7 +2,7 @@
 //!
 //! Go's Perl classes are ASCII, and it takes a brace or a bracket for itself where the `regex` crate would not; [`translate`] rewrites
 //! what differs. A pattern that compiles to more than [`PATTERN_LIMIT`] bytes is refused, and so are patterns that together compile to
-//! more than [`Patterns::BUDGET`] in one definition. Upstream counterpart: `regexp` in `kube-openapi/pkg/validation/validate`.
+//! more than [`Patterns::BUDGET`] in one version of a definition. Upstream counterpart: `regexp` in `kube-openapi/pkg/validation/validate`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Pattern {
     }
 }
 
-/// The patterns of one definition.
+/// The patterns of one version of a definition.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns {
     known: HashMap<String, Pattern>,
@@ -46,7 +46,7 @@ pub(crate) struct Patterns {
 }
 
 impl Patterns {
-    /// Most bytes of all compiled patterns of a definition.
+    /// Most bytes of all compiled patterns of a version.
     pub(crate) const BUDGET: usize = 16 << 20;
 
     pub(crate) fn compile(&mut self, source: &str) -> Pattern {
@@ -62,7 +62,7 @@ impl Patterns {
     fn build(&mut self, text: &str) -> Result<Regex, String> {
         for size in STEPS {
             if self.spent + size > Self::BUDGET {
-                return Err("error parsing regexp: the patterns of the definition are too large together".to_owned());
+                return Err("error parsing regexp: the patterns of the schema are too large together".to_owned());
             }
             let built = RegexBuilder::new(text).size_limit(*size).dfa_size_limit(MATCH_CACHE).build();
             match built {

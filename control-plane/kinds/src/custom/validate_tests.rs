@@ -305,6 +305,34 @@ fn errors_are_bounded() {
     assert!(field(schema, many).len() <= MAX_ERRORS + 1);
 }
 
+#[test]
+fn depth_is_no_danger() {
+    let nest = |wrap: fn(Value) -> Value, leaf: Value, levels: usize| (0..levels).fold(leaf, |inner, _| wrap(inner));
+    // As deep as JSON text may be.
+    let value = nest(|inner| json!({ "a": inner }), json!(1), 125);
+    let schemas = [
+        nest(|inner| json!({"type": "object", "properties": {"a": inner}}), json!({"type": "string"}), 60),
+        nest(
+            |inner| json!({"type": "object", "additionalProperties": inner}),
+            json!({"x-kubernetes-preserve-unknown-fields": true}),
+            60,
+        ),
+        nest(|inner| json!({"type": "object", "not": {"allOf": [inner]}}), json!({"type": "string"}), 30),
+        json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}),
+    ];
+    for schema in schemas {
+        let parsed = parsed(&schema);
+        let mut obj = value.clone();
+        default(&mut obj, &parsed);
+        let _ = validate(&parsed, &Target { value: &obj, old: Some(&value), prefix: "" });
+        let _ = super::super::embedded::coerce("", &mut obj, &parsed);
+        let _ = (super::super::lists::validate("", &obj, &parsed), super::super::embedded::validate("", &obj, &parsed));
+        let _ = (super::super::invariants::check(&parsed, "s"), super::super::keywords::check(&schema, "s"));
+        prune(&mut obj, &parsed, true);
+        assert_eq!(obj == value, parsed.preserve_unknown || parsed.additional.is_some(), "{schema}");
+    }
+}
+
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

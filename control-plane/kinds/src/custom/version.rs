@@ -79,11 +79,10 @@ impl Definition {
         let storage = listed.iter().find(|version| val::flag(version, "storage"));
         let storage =
             storage.map(|version| val::text(version, "name")).ok_or_else(|| CompileError::NoStorage(name.clone()))?;
-        let mut patterns = Patterns::default();
         let mut versions = Vec::new();
         for version in listed.iter().filter(|version| val::flag(version, "served")) {
             let about = About { group, kind: val::text(names, "kind"), storage };
-            let compiled = Version::compile(version, &about, &mut patterns).map_err(|why| CompileError::Schema {
+            let compiled = Version::compile(version, &about).map_err(|why| CompileError::Schema {
                 name: name.clone(),
                 version: val::text(version, "name").to_owned(),
                 why,
@@ -130,10 +129,10 @@ pub struct Version {
 }
 
 impl Version {
-    fn compile(version: &Value, about: &About<'_>, patterns: &mut Patterns) -> Result<Self, String> {
+    fn compile(version: &Value, about: &About<'_>) -> Result<Self, String> {
         let name = val::text(version, "name");
         let source = val::at(version, "schema.openAPIV3Schema").cloned().unwrap_or_else(|| json!({}));
-        let schema = Structural::parse(&source, patterns).map_err(|why| why.to_string())?;
+        let schema = Structural::parse(&source, &mut Patterns::default()).map_err(|why| why.to_string())?;
         let api_version = format!("{}/{name}", about.group);
         let warning = format!("{api_version} {} is deprecated", about.kind);
         let deprecation = val::flag(version, "deprecated").then(|| match val::text(version, "deprecationWarning") {
