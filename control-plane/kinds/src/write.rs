@@ -35,8 +35,13 @@ pub struct WriteContext<'a> {
 /// deletionTimestamp, managedFields and selfLink are dropped), status removed or initialised, then validation. Returns warnings.
 ///
 /// # Errors
-/// 400 when the namespace is not the URL's, 422 with causes when the object is invalid.
+/// 400 when the namespace is not the URL's, 405 when the definition of a custom kind is being deleted, 422 with causes when the object
+/// is invalid.
 pub fn create(res: &Resource, obj: &mut Value, ctx: &WriteContext<'_>) -> Result<Vec<String>, ApiError> {
+    if res.strategy.custom().is_some_and(|version| version.terminating()) {
+        let message = "create not allowed while custom resource definition is terminating".to_owned();
+        return Err(ApiError { message, ..ApiError::method_not_allowed(res, "create") });
+    }
     check_namespace(res, obj, ctx)?;
     let metadata = val::child(obj, "metadata");
     if !val::text(metadata, "resourceVersion").is_empty() {

@@ -12,6 +12,9 @@ use crate::error::FieldError;
 use crate::strategy::{Part, Strategy};
 use crate::{names, val};
 
+/// Finalizers without a domain that are Kubernetes' own.
+const STANDARD_FINALIZERS: &[&str] = &["orphan", "foregroundDeletion", "kubernetes"];
+
 /// A custom kind in one version, whose definition may change.
 #[derive(Debug)]
 pub struct Kind {
@@ -65,8 +68,16 @@ impl Strategy for Kind {
         self.current().validate_update(new, old, part)
     }
 
-    fn warnings(&self, _: &Value) -> Vec<String> {
-        self.current().deprecation().map(str::to_owned).into_iter().collect()
+    fn warnings(&self, obj: &Value) -> Vec<String> {
+        let mut out: Vec<String> = self.current().deprecation().map(str::to_owned).into_iter().collect();
+        let finalizers = val::list(obj, "metadata.finalizers").iter().filter_map(Value::as_str);
+        out.extend(finalizers.filter(|name| !name.contains('/') && !STANDARD_FINALIZERS.contains(name)).map(|name| {
+            format!(
+                "metadata.finalizers: {name:?}: prefer a domain-qualified finalizer name including a path (/) to avoid accidental conflicts \
+                 with other finalizer writers"
+            )
+        }));
+        out
     }
 
     fn has_status(&self) -> bool {

@@ -79,9 +79,12 @@ impl Definition {
         let storage = listed.iter().find(|version| val::flag(version, "storage"));
         let storage =
             storage.map(|version| val::text(version, "name")).ok_or_else(|| CompileError::NoStorage(name.clone()))?;
+        let terminating = val::list(crd, "status.conditions")
+            .iter()
+            .any(|c| val::text(c, "type") == "Terminating" && val::text(c, "status") == "True");
         let mut versions = Vec::new();
         for version in listed.iter().filter(|version| val::flag(version, "served")) {
-            let about = About { group, kind: val::text(names, "kind"), storage };
+            let about = About { group, kind: val::text(names, "kind"), storage, terminating };
             let compiled = Version::compile(version, &about).map_err(|why| CompileError::Schema {
                 name: name.clone(),
                 version: val::text(version, "name").to_owned(),
@@ -109,6 +112,7 @@ struct About<'a> {
     group: &'a str,
     kind: &'a str,
     storage: &'a str,
+    terminating: bool,
 }
 
 /// One served version of a custom kind: everything that may change while the kind stays the same.
@@ -118,6 +122,7 @@ pub struct Version {
     api_version: String,
     storage_api_version: String,
     status: bool,
+    terminating: bool,
     scale: Option<ScalePaths>,
     table: Table,
     selectable: Vec<String>,
@@ -146,6 +151,7 @@ impl Version {
             name: name.to_owned(),
             storage_api_version: format!("{}/{}", about.group, about.storage),
             status: val::at(version, "subresources.status").is_some(),
+            terminating: about.terminating,
             scale: val::at(version, "subresources.scale").map(ScalePaths::new),
             table: Table::new(val::list(version, "additionalPrinterColumns")),
             selectable: selectable.map(|path| path.trim_start_matches('.').to_owned()).collect(),
@@ -173,6 +179,12 @@ impl Version {
     #[must_use]
     pub fn has_status(&self) -> bool {
         self.status
+    }
+
+    /// Whether the definition is being deleted, so that no object may be created.
+    #[must_use]
+    pub fn terminating(&self) -> bool {
+        self.terminating
     }
 
     /// The scale subresource, if there is one.

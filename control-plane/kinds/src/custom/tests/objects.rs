@@ -185,6 +185,35 @@ fn patches_have_no_merge_keys() {
 }
 
 #[test]
+fn nothing_is_created_while_the_definition_goes() {
+    let registry = Registry::new();
+    let mut crd = accepted(&foo(schema()));
+    let res = registry.register(&crd).expect("compiles")[0];
+    assert!(created(res, json!({})).is_ok());
+    begin_deletion(&mut crd, now());
+    registry.register(&crd).expect("compiles");
+    let mut obj = json!({"metadata": {"name": "a"}, "spec": {}});
+    let refused = write::create(res, &mut obj, &context("ns")).expect_err("terminating");
+    assert_eq!(
+        (refused.code, refused.message.as_str()),
+        (405, "create not allowed while custom resource definition is terminating")
+    );
+}
+
+#[test]
+fn finalizers_should_have_domains() {
+    let (_, res) = served();
+    let warnings = res.strategy.warnings(&json!({"metadata": {"finalizers": ["a.b/c", "foregroundDeletion", "x"]}}));
+    assert_eq!(
+        warnings,
+        [
+            "metadata.finalizers: \"x\": prefer a domain-qualified finalizer name including a path (/) to avoid accidental conflicts with \
+          other finalizer writers"
+        ]
+    );
+}
+
+#[test]
 fn deprecated_versions_warn() {
     let mut crd = foo(schema());
     crd["spec"]["versions"][0]["deprecated"] = json!(true);
