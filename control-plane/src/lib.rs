@@ -13,6 +13,7 @@ pub mod api;
 pub mod auth;
 pub mod bootstrap;
 pub mod cache;
+pub mod custom;
 pub mod http;
 pub mod kubelet;
 pub mod pki;

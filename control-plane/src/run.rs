@@ -119,12 +119,15 @@ pub async fn start(
         tokens,
         in_flight: InFlight::default(),
         metrics: Metrics::default(),
+        registry: keelson_kinds::custom::Registry::new(),
         webhooks: crate::admission::webhooks::Configurations::default(),
         quotas: crate::quota::Quotas::default(),
         kubelet: kubelet.map(KubeletClient::new).transpose()?,
         shutdown: shutdown.clone(),
     });
     bootstrap::run(&server).await.map_err(StartError::Bootstrap)?;
+    let keeper = crate::custom::Keeper::start(Arc::clone(&server)).await;
+    tokio::spawn(keeper.run(shutdown.clone()));
     tokio::spawn(bootstrap::keep_kubernetes_service(Arc::clone(&server)));
     tokio::spawn(crate::quota::keep(Arc::clone(&server), shutdown.clone()));
     tokio::spawn(compact(store, shutdown));

@@ -81,6 +81,8 @@ pub struct Server {
     pub in_flight: InFlight,
     /// Health and metrics.
     pub metrics: Metrics,
+    /// All kinds, custom ones included.
+    pub registry: keelson_kinds::custom::Registry,
     /// Admission webhooks.
     pub webhooks: crate::admission::webhooks::Configurations,
     /// Quotas: whose turn it is, and what is to be counted anew.

@@ -136,7 +136,11 @@ fn parsed_body(
     let refuse = |why: &str| ApiError::bad_request(format!("{found} cannot be handled as a {}: {why}", target.kind));
     let mut object = parsed.value;
     let mut strict: Vec<String> = parsed.duplicates.iter().map(|path| format!("duplicate field {path:?}")).collect();
-    strict.extend(conform(&target, &mut object).map_err(|why| refuse(&why))?);
+    let dropped = match res.strategy.custom().filter(|_| target.main) {
+        Some(version) => version.conform(&mut object),
+        None => conform(&target, &mut object),
+    };
+    strict.extend(dropped.map_err(|why| refuse(&why))?);
     let warnings = match validation {
         FieldValidation::Strict if !strict.is_empty() => {
             return Err(refuse(&format!("strict decoding error: {}", strict.join(", "))));
@@ -220,6 +224,14 @@ fn conform(target: &Target, object: &mut Value) -> Result<Vec<String>, String> {
     let mut walk = conform::Walk::new(table);
     walk.root(root, object)?;
     Ok(walk.into_complaints())
+}
+
+/// Makes metadata fit its type, and returns the unknown fields that were dropped; messages call it `path`.
+///
+/// # Errors
+/// Why it does not fit, in Go's words.
+pub(crate) fn metadata(path: &str, value: &mut Value) -> Result<Vec<String>, String> {
+    conform::Walk::metadata(schemas(), path, value)
 }
 
 /// Brings an object whose types are right into the form that the server would store, and returns the values that are malformed.

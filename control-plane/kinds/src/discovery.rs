@@ -1,10 +1,12 @@
 //! Discovery documents, plain and aggregated, and the version document.
 //!
+//! Everything here works on a table of resources in discovery order: [`crate::resources`], or [`crate::custom::Registry::all`].
+//!
 //! Upstream counterpart: `apiserver/pkg/endpoints/discovery` and its `aggregated` package.
 
 use serde_json::{Value, json};
 
-use crate::resource::{Resource, Subresource, Verb, resources};
+use crate::resource::{Resource, Subresource, Verb};
 
 /// The release whose types, defaults and rules are served; build metadata says whose server it is.
 pub const GIT_VERSION: &str = "v1.37.0+keelson";
@@ -13,9 +15,9 @@ const MINOR: &str = "37";
 
 /// Groups in the order of the table, each once, core (empty) included.
 #[must_use]
-pub fn groups() -> Vec<&'static str> {
+pub fn groups(table: &[&'static Resource]) -> Vec<&'static str> {
     let mut out: Vec<&str> = Vec::new();
-    for res in resources() {
+    for res in table {
         if !out.contains(&res.group) {
             out.push(res.group);
         }
@@ -25,9 +27,9 @@ pub fn groups() -> Vec<&'static str> {
 
 /// Versions of a group, the preferred one first.
 #[must_use]
-pub fn versions(group: &str) -> Vec<&'static str> {
+pub fn versions(table: &[&'static Resource], group: &str) -> Vec<&'static str> {
     let mut out: Vec<&str> = Vec::new();
-    for res in resources().iter().filter(|r| r.group == group) {
+    for res in table.iter().filter(|r| r.group == group) {
         if !out.contains(&res.version) {
             out.push(res.version);
         }
@@ -37,34 +39,35 @@ pub fn versions(group: &str) -> Vec<&'static str> {
 
 /// `/api`. `address` is host:port of this server.
 #[must_use]
-pub fn api_versions(address: &str) -> Value {
+pub fn api_versions(table: &[&'static Resource], address: &str) -> Value {
     json!({
         "kind": "APIVersions",
-        "versions": versions(""),
+        "versions": versions(table, ""),
         "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}],
     })
 }
 
 /// `/apis`: an `APIGroupList`.
 #[must_use]
-pub fn api_groups() -> Value {
-    let groups: Vec<Value> = groups().into_iter().filter(|g| !g.is_empty()).map(group_body).collect();
+pub fn api_groups(table: &[&'static Resource]) -> Value {
+    let named = groups(table).into_iter().filter(|g| !g.is_empty());
+    let groups: Vec<Value> = named.map(|group| group_body(table, group)).collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
-fn group_body(group: &str) -> Value {
+fn group_body(table: &[&'static Resource], group: &str) -> Value {
     let versions: Vec<Value> =
-        versions(group).iter().map(|v| json!({"groupVersion": format!("{group}/{v}"), "version": v})).collect();
+        versions(table, group).iter().map(|v| json!({"groupVersion": format!("{group}/{v}"), "version": v})).collect();
     json!({"name": group, "preferredVersion": versions.first(), "versions": versions})
 }
 
 /// `/apis/GROUP`: an `APIGroup`.
 #[must_use]
-pub fn api_group(group: &str) -> Option<Value> {
-    if group.is_empty() || versions(group).is_empty() {
+pub fn api_group(table: &[&'static Resource], group: &str) -> Option<Value> {
+    if group.is_empty() || versions(table, group).is_empty() {
         return None;
     }
-    let mut body = group_body(group);
+    let mut body = group_body(table, group);
     body["kind"] = json!("APIGroup");
     body["apiVersion"] = json!("v1");
     Some(body)
@@ -76,9 +79,9 @@ fn verbs(verbs: &[Verb]) -> Vec<&'static str> {
 
 /// `/api/v1` (empty group) and `/apis/GROUP/VERSION`: an `APIResourceList`.
 #[must_use]
-pub fn api_resources(group: &str, version: &str) -> Option<Value> {
+pub fn api_resources(table: &[&'static Resource], group: &str, version: &str) -> Option<Value> {
     let mut entries = Vec::new();
-    for res in resources().iter().filter(|r| r.group == group && r.version == version) {
+    for res in table.iter().filter(|r| r.group == group && r.version == version) {
         let mut entry = json!({
             "name": res.plural,
             "singularName": res.singular,
@@ -124,15 +127,15 @@ fn plain_subresource(res: &Resource, sub: &Subresource) -> Value {
 
 /// Aggregated discovery of `/api` (`core` true) or `/apis`: an `apidiscovery.k8s.io/v2` `APIGroupDiscoveryList`.
 #[must_use]
-pub fn aggregated(core: bool) -> Value {
-    let items: Vec<Value> = groups()
+pub fn aggregated(table: &[&'static Resource], core: bool) -> Value {
+    let items: Vec<Value> = groups(table)
         .into_iter()
         .filter(|g| g.is_empty() == core)
         .map(|group| {
-            let versions: Vec<Value> = versions(group)
+            let versions: Vec<Value> = versions(table, group)
                 .into_iter()
                 .map(|version| {
-                    let entries: Vec<Value> = resources()
+                    let entries: Vec<Value> = table
                         .iter()
                         .filter(|r| r.group == group && r.version == version)
                         .map(|r| aggregated_resource(r))
@@ -209,21 +212,23 @@ fn platform() -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resources;
 
     #[test]
     fn plain_documents() {
-        let core = api_resources("", "v1").expect("core");
+        let table = resources();
+        let core = api_resources(table, "", "v1").expect("core");
         let names: Vec<&str> =
             core["resources"].as_array().expect("list").iter().filter_map(|r| r["name"].as_str()).collect();
         for name in ["pods", "pods/status", "pods/log", "pods/binding", "services", "nodes", "serviceaccounts/token"] {
             assert!(names.contains(&name), "{name}");
         }
-        let apps = api_resources("apps", "v1").expect("apps");
+        let apps = api_resources(table, "apps", "v1").expect("apps");
         let scale = apps["resources"].as_array().expect("list").iter().find(|r| r["name"] == "deployments/scale");
         assert_eq!(scale.expect("scale")["group"], "autoscaling");
-        assert!(api_resources("apps", "v2").is_none());
-        assert_eq!(api_group("apps").expect("apps")["preferredVersion"]["groupVersion"], "apps/v1");
-        assert!(api_group("").is_none());
+        assert!(api_resources(table, "apps", "v2").is_none());
+        assert_eq!(api_group(table, "apps").expect("apps")["preferredVersion"]["groupVersion"], "apps/v1");
+        assert!(api_group(table, "").is_none());
     }
 
     #[test]
@@ -237,6 +242,6 @@ mod tests {
                 .map(|v| v["resources"].as_array().expect("resources").len())
                 .sum()
         };
-        assert_eq!(count(&aggregated(true)) + count(&aggregated(false)), resources().len());
+        assert_eq!(count(&aggregated(resources(), true)) + count(&aggregated(resources(), false)), resources().len());
     }
 }

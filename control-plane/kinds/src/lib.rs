@@ -12,8 +12,12 @@
 //! 4. the server allocates what only it can (service addresses), stores it under [`Resource::key`] and answers, perhaps as a
 //!    [`table`].
 //!
+//! Custom kinds are resources like these once their definition is registered: a server with a [`custom::Registry`] asks it in place of
+//! [`lookup`], [`by_kind`] and [`resources`] wherever a client names the kind.
+//!
 //! A patch goes through [`patch::apply`], then [`decode::object`], then [`write::update`]. A delete asks [`deletion::begin`].
 
+pub mod custom;
 pub mod decode;
 pub mod deletion;
 pub mod discovery;

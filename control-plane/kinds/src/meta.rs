@@ -47,6 +47,34 @@ pub(crate) fn validate(res: &Resource, obj: &Value) -> Vec<FieldError> {
     errors
 }
 
+/// Checks the metadata of an object inside another, which messages call `path`: a name is not needed, and a namespace may be given.
+pub(crate) fn embedded(metadata: &Value, path: &str) -> Vec<FieldError> {
+    let obj = serde_json::json!({ "metadata": metadata });
+    let mut errors = Vec::new();
+    for key in ["generateName", "name"] {
+        let name = val::text(metadata, key);
+        for msg in names::path_segment(name) {
+            errors.push(FieldError::invalid(format!("metadata.{key}"), name, msg));
+        }
+    }
+    let namespace = val::text(metadata, "namespace");
+    if !namespace.is_empty() {
+        for msg in names::dns1123_label(namespace) {
+            errors.push(FieldError::invalid("metadata.namespace", namespace, msg));
+        }
+    }
+    errors.extend(labels(&obj, "metadata.labels"));
+    errors.extend(annotations(&obj, "metadata.annotations"));
+    errors.extend(owner_references(&obj));
+    errors.extend(finalizers(&obj));
+    for error in &mut errors {
+        if let Some(rest) = error.field.strip_prefix("metadata") {
+            error.field = format!("{path}{rest}");
+        }
+    }
+    errors
+}
+
 /// Checks a map of labels at a dotted path; field paths carry the path as given.
 pub(crate) fn labels(obj: &Value, path: &str) -> Vec<FieldError> {
     labels_at(val::map(obj, path), path)

@@ -5,6 +5,8 @@
 //! strategies from `x-kubernetes-patch-*` when the patch operation accepts strategic merge patches. Nothing is kept: a document is a
 //! few megabytes, is asked for rarely and is cached by clients under its hash.
 //!
+//! Everything here works on a table of resources: [`crate::resources`], or [`crate::custom::Registry::all`].
+//!
 //! Upstream counterpart: `kube-openapi/pkg/handler3`.
 
 mod paths;
@@ -17,17 +19,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Map, Value, json};
 
 use crate::discovery::GIT_VERSION;
-use crate::resource::{Resource, resources};
+use crate::resource::Resource;
 use crate::schema;
-use crate::{list_types, merge_keys};
+use crate::{custom, list_types, merge_keys};
 
 /// Raised whenever the documents change in a way that the table of resources does not show.
 const FORMAT: u32 = 3;
 
 /// Paths of all documents, `api/v1`, `apis/apps/v1` …, with their resources.
-fn documents() -> Vec<(String, Vec<&'static Resource>)> {
+fn documents(table: &[&'static Resource]) -> Vec<(String, Vec<&'static Resource>)> {
     let mut out: Vec<(String, Vec<&Resource>)> = Vec::new();
-    for res in resources() {
+    for res in table.iter().copied() {
         let path = if res.group.is_empty() {
             format!("api/{}", res.version)
         } else {
@@ -43,9 +45,9 @@ fn documents() -> Vec<(String, Vec<&'static Resource>)> {
 
 /// `/openapi/v3`: the index, path to relative URL with a content hash.
 #[must_use]
-pub fn index() -> Value {
+pub fn index(table: &[&'static Resource]) -> Value {
     let mut paths = Map::new();
-    for (path, list) in documents() {
+    for (path, list) in documents(table) {
         let url = format!("/openapi/v3/{path}?hash={}", hash(&path, &list));
         paths.insert(path, json!({ "serverRelativeURL": url }));
     }
@@ -56,9 +58,14 @@ pub fn index() -> Value {
 fn hash(path: &str, list: &[&Resource]) -> String {
     let resource = |res: &&Resource| {
         let subresources: Vec<_> = res.subresources.iter().map(|sub| (sub.name, sub.kind, sub.verbs.len())).collect();
-        (res.plural, res.kind, res.verbs.len(), subresources)
+        (res.plural, res.kind, res.verbs.len(), subresources, fingerprint(res))
     };
     hash_of(&(FORMAT, path, list.iter().map(resource).collect::<Vec<_>>()))
+}
+
+/// What a custom kind's schema is told by.
+fn fingerprint(res: &Resource) -> u64 {
+    res.strategy.custom().map_or(0, |version| version.fingerprint())
 }
 
 /// A hash of anything together with the release.
@@ -71,8 +78,8 @@ fn hash_of(content: &impl Hash) -> String {
 /// `/openapi/v3/PATH` (`api/v1`, `apis/apps/v1`): the document as JSON bytes, built anew each time; the caller may cache it for a
 /// while, the `hash` parameter of the index makes it immutable.
 #[must_use]
-pub fn document(path: &str) -> Option<Vec<u8>> {
-    let (_, list) = documents().into_iter().find(|(p, _)| p == path)?;
+pub fn document(table: &[&'static Resource], path: &str) -> Option<Vec<u8>> {
+    let (_, list) = documents(table).into_iter().find(|(p, _)| p == path)?;
     let mut generator = schema::generator();
     for res in &list {
         (res.root)(&mut generator);
@@ -87,6 +94,9 @@ pub fn document(path: &str) -> Option<Vec<u8>> {
         finish(name, definition);
     }
     for res in &list {
+        if let Some(version) = res.strategy.custom() {
+            schemas.insert(res.schema.to_owned(), custom::openapi::v3(&version));
+        }
         add_kind(&mut schemas, res);
     }
     let document = json!({
@@ -128,6 +138,7 @@ fn reference(definition: &str) -> String {
 
 /// Turns a generated definition into upstream's form.
 fn finish(name: &str, definition: &mut Value) {
+    untyped(name, definition);
     match name {
         "io.k8s.apimachinery.pkg.api.resource.Quantity" => {
             definition["oneOf"] = json!([{"type": "string"}, {"type": "number"}]);
@@ -145,6 +156,14 @@ fn finish(name: &str, definition: &mut Value) {
         properties.values_mut().for_each(references);
     }
     merge_marks(name, definition);
+}
+
+/// The parts of a schema that may be several things have no type, as upstream.
+fn untyped(name: &str, definition: &mut Value) {
+    if name == schema::ANY_JSON || name.starts_with(schema::SCHEMA_OR) {
+        let map = definition.as_object_mut();
+        map.into_iter().for_each(|map| map.retain(|key, _| key == "description"));
+    }
 }
 
 /// Adds how a strategic merge and server-side apply treat each field.
@@ -181,18 +200,19 @@ fn references(schema: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resources;
 
     fn read(path: &str) -> Value {
-        serde_json::from_slice(&document(path).expect("document")).expect("json")
+        serde_json::from_slice(&document(resources(), path).expect("document")).expect("json")
     }
 
     #[test]
     fn the_index_names_documents_that_exist() {
-        let index = index();
+        let index = index(resources());
         for path in index["paths"].as_object().expect("paths").keys() {
-            assert!(document(path).is_some(), "{path}");
+            assert!(document(resources(), path).is_some(), "{path}");
         }
-        assert!(document("apis/nope/v1").is_none());
+        assert!(document(resources(), "apis/nope/v1").is_none());
     }
 
     #[test]
@@ -211,7 +231,7 @@ mod tests {
                 _ => {}
             }
         }
-        for (path, _) in documents() {
+        for (path, _) in documents(resources()) {
             let document = read(&path);
             walk(&document, document["components"]["schemas"].as_object().expect("schemas"));
         }

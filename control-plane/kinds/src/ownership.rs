@@ -35,7 +35,7 @@ impl Node {
 impl Type<'static> for Node {
     fn forms(self) -> Forms {
         match self.shape {
-            Shape::Any => Forms::ANY,
+            Shape::Any | Shape::Either(_) => Forms::ANY,
             Shape::AnyObject | Shape::Map(_) | Shape::Ref(_) => Forms::MAP,
             Shape::List(_) => Forms::LIST,
             Shape::String | Shape::Bytes => Forms::scalar(Scalar::String),

@@ -47,7 +47,8 @@ impl PatchType {
 /// through [`crate::decode::object`].
 ///
 /// # Errors
-/// 400 for a malformed patch, 413 for one with too many operations, 422 for one that cannot be applied.
+/// 400 for a malformed patch, 413 for one with too many operations, 415 for a strategic merge of a custom kind, which has no merge
+/// keys, 422 for one that cannot be applied.
 pub fn apply(
     res: &Resource,
     sub: Option<&str>,
@@ -55,6 +56,9 @@ pub fn apply(
     current: &Value,
     patch: &[u8],
 ) -> Result<Value, ApiError> {
+    if kind == PatchType::Strategic && res.strategy.custom().is_some() {
+        return Err(ApiError::unsupported_media_type(&["application/json-patch+json", "application/merge-patch+json"]));
+    }
     let parsed = decode::parse(patch, decode::Format::Json)
         .map_err(|e| ApiError::bad_request(format!("error decoding patch: {}", e.message)))?;
     match kind {

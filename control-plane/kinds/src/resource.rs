@@ -204,19 +204,19 @@ impl Resource {
     }
 }
 
-/// The whole table, in discovery order.
+/// The whole table of kinds that are compiled in, in discovery order; [`crate::custom::Registry::all`] adds the custom ones.
 #[must_use]
 pub fn resources() -> &'static [&'static Resource] {
     crate::kinds::ALL
 }
 
-/// The entry for a URL.
+/// The entry for a URL, of the kinds that are compiled in.
 #[must_use]
 pub fn lookup(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
     resources().iter().copied().find(|r| r.plural == plural && r.group == group && r.version == version)
 }
 
-/// The entry for an object's group, version and kind.
+/// The entry for an object's group, version and kind, of the kinds that are compiled in.
 #[must_use]
 pub fn by_kind(group: &str, version: &str, kind: &str) -> Option<&'static Resource> {
     resources().iter().copied().find(|r| r.kind == kind && r.group == group && r.version == version)

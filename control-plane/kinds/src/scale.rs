@@ -8,7 +8,7 @@ use crate::error::{ApiError, FieldError};
 use crate::resource::Resource;
 use crate::{lookup, time, val};
 
-/// The `autoscaling/v1` Scale of a deployment, replica set, stateful set or replication controller.
+/// The `autoscaling/v1` Scale of a deployment, replica set, stateful set, replication controller or custom object.
 #[must_use]
 pub fn from_object(res: &Resource, obj: &Value) -> Value {
     let mut metadata = json!({});
@@ -17,12 +17,21 @@ pub fn from_object(res: &Resource, obj: &Value) -> Value {
             val::set(&mut metadata, key, value.clone());
         }
     }
-    let mut status = json!({"replicas": val::int(obj, "status.replicas").unwrap_or(0)});
+    if let Some(version) = res.strategy.custom() {
+        let (wanted, present, selector) = version.scale().map(|paths| paths.read(obj)).unwrap_or_default();
+        return scale(metadata, wanted, present, selector);
+    }
     let selector = match val::at(obj, "spec.selector") {
         Some(labels) if res.group.is_empty() => selector_query(&json!({"matchLabels": labels})),
         Some(selector) => selector_query(selector),
         None => String::new(),
     };
+    let replicas = |path: &str| val::int(obj, path).unwrap_or(0);
+    scale(metadata, replicas("spec.replicas"), replicas("status.replicas"), selector)
+}
+
+fn scale(metadata: Value, wanted: i64, present: i64, selector: String) -> Value {
+    let mut status = json!({"replicas": present});
     if !selector.is_empty() {
         val::set(&mut status, "selector", selector);
     }
@@ -30,7 +39,7 @@ pub fn from_object(res: &Resource, obj: &Value) -> Value {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": metadata,
-        "spec": {"replicas": val::int(obj, "spec.replicas").unwrap_or(0)},
+        "spec": {"replicas": wanted},
         "status": status,
     })
 }
@@ -63,7 +72,10 @@ pub fn apply(res: &Resource, obj: &Value, scale: &Value) -> Result<Value, ApiErr
         return Err(ApiError::invalid("autoscaling", "Scale", name, &[error]));
     }
     let mut out = obj.clone();
-    val::set(val::child(&mut out, "spec"), "replicas", replicas);
+    match res.strategy.custom() {
+        Some(version) => version.scale().into_iter().for_each(|paths| paths.write(&mut out, replicas)),
+        None => val::set(val::child(&mut out, "spec"), "replicas", replicas),
+    }
     Ok(out)
 }
 

@@ -42,6 +42,8 @@ pub(crate) enum Shape {
     IntOrString,
     List(Box<Shape>),
     Map(Box<Shape>),
+    /// A struct, a list of it, or anything else: the places of a JSON schema that may hold a schema.
+    Either(Box<Shape>),
     Ref(usize),
 }
 
@@ -86,6 +88,13 @@ pub(crate) struct Schemas {
     shapes: Vec<Shape>,
     by_name: HashMap<Box<str>, usize>,
 }
+
+/// The type of a schema inside a custom resource definition.
+const JSON_SCHEMA: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps";
+/// What the names of the types start with that hold such a schema or something simpler.
+pub(crate) const SCHEMA_OR: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaPropsOr";
+/// The type of any value in such a schema.
+pub(crate) const ANY_JSON: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON";
 
 const REF_PREFIX: &str = "#/components/schemas/";
 
@@ -164,6 +173,9 @@ impl Schemas {
                 return shape;
             }
             let Some(target) = definitions.get(name) else { return Shape::Any };
+            if name.starts_with(SCHEMA_OR) {
+                return Shape::Either(Box::new(Shape::Ref(self.slot(JSON_SCHEMA))));
+            }
             if target.get("properties").is_none() {
                 // Named types that are not structs: plain objects, or empty structs such as SleepAction's siblings.
                 return match target.get("type").and_then(Value::as_str) {
@@ -229,6 +241,7 @@ impl Schemas {
             Shape::IntOrString => "intstr.IntOrString".to_owned(),
             Shape::List(inner) => format!("[]{}", self.go_type(inner)),
             Shape::Map(inner) => format!("map[string]{}", self.go_type(inner)),
+            Shape::Either(inner) => self.go_type(inner),
             Shape::Ref(i) => {
                 let mut parts = self.structs[*i].name.rsplit('.');
                 let (kind, version) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
@@ -240,6 +253,9 @@ impl Schemas {
 
 /// Types that are one value although they have a name.
 fn special(name: &str) -> Option<Shape> {
+    if name == ANY_JSON {
+        return Some(Shape::Any);
+    }
     let short = name.strip_prefix("io.k8s.apimachinery.pkg.")?;
     Some(match short {
         "api.resource.Quantity" => Shape::Quantity,

@@ -3,8 +3,12 @@
 //! Every rule has a default that suits a plain stored kind, so a new kind names only what is special. Upstream counterpart:
 //! `rest.RESTCreateStrategy`, `RESTUpdateStrategy` and `RESTDeleteStrategy`.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use serde_json::Value;
 
+use crate::custom::Version;
 use crate::error::FieldError;
 use crate::names;
 
@@ -48,15 +52,20 @@ pub trait Strategy: Sync {
     /// Whether deletion passes through a grace period (pods).
     fn graceful(&self) -> bool;
     /// Fields that field selectors may name, besides `metadata.name` and `metadata.namespace`, with this object's values.
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)>;
+    fn selectable(&self, obj: &Value) -> Vec<(Cow<'static, str>, String)>;
     /// Names of the fields of [`Strategy::selectable`].
-    fn selectable_names(&self) -> &'static [&'static str];
+    fn selectable_names(&self) -> Vec<Cow<'static, str>>;
     /// Checks the name. Returns upstream's messages.
     fn validate_name(&self, name: &str) -> Vec<String>;
     /// Longest prefix that `generateName` keeps: the longest name less five random characters.
     fn generate_prefix_max(&self) -> usize {
         // Upstream cuts at the length of a DNS label for every kind.
         names::LABEL_MAX - crate::write::SUFFIX_LEN
+    }
+    /// The present definition of a custom kind; none for kinds that are compiled in. With one, [`Strategy::validate_update`] does all
+    /// of what [`Strategy::validate`] does, and tolerates what was there before.
+    fn custom(&self) -> Option<Arc<Version>> {
+        None
     }
 }
 
@@ -177,9 +186,9 @@ impl Strategy for Rules {
         self.graceful
     }
 
-    fn selectable(&self, obj: &Value) -> Vec<(&'static str, String)> {
+    fn selectable(&self, obj: &Value) -> Vec<(Cow<'static, str>, String)> {
         if let Some(values) = self.selectable_values {
-            return values(obj);
+            return values(obj).into_iter().map(|(name, value)| (Cow::Borrowed(name), value)).collect();
         }
         self.selectable
             .iter()
@@ -189,13 +198,13 @@ impl Strategy for Rules {
                     Some(other) => other.to_string(),
                     None => String::new(),
                 };
-                (*path, value)
+                (Cow::Borrowed(*path), value)
             })
             .collect()
     }
 
-    fn selectable_names(&self) -> &'static [&'static str] {
-        self.selectable
+    fn selectable_names(&self) -> Vec<Cow<'static, str>> {
+        self.selectable.iter().copied().map(Cow::Borrowed).collect()
     }
 
     fn validate_name(&self, name: &str) -> Vec<String> {

@@ -154,7 +154,12 @@ pub fn render(
     now: jiff::Timestamp,
     headers: bool,
 ) -> Value {
-    let definitions: Value = if headers {
+    let custom = res.strategy.custom();
+    let definitions: Value = if !headers {
+        Value::Null
+    } else if let Some(version) = &custom {
+        version.columns().definitions()
+    } else {
         res.columns
             .columns
             .iter()
@@ -165,10 +170,12 @@ pub fn render(
                 })
             })
             .collect()
-    } else {
-        Value::Null
     };
-    let rows: Vec<Value> = objects.iter().map(|obj| row(res, obj, include, now)).collect();
+    let cells = |obj: &Value| match &custom {
+        Some(version) => version.columns().cells(obj, now),
+        None => (res.columns.cells)(obj, now).into_iter().map(one_line).collect(),
+    };
+    let rows: Vec<Value> = objects.iter().map(|obj| row(res, obj, include, cells(obj))).collect();
     json!({
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
@@ -186,11 +193,10 @@ fn description(column: &str) -> &'static str {
     }
 }
 
-fn row(res: &Resource, obj: &Value, include: IncludeObject, now: jiff::Timestamp) -> Value {
-    let cells: Vec<Value> = (res.columns.cells)(obj, now).into_iter().map(one_line).collect();
+fn row(res: &Resource, obj: &Value, include: IncludeObject, cells: Vec<Value>) -> Value {
     let mut row = json!({ "cells": cells });
     // A pod that ended is shown by its phase in a condition, which kubectl uses to tell it apart.
-    if res.kind == "Pod" {
+    if res.kind == "Pod" && res.group.is_empty() {
         let phase = val::text(obj, "status.phase");
         if matches!(phase, "Succeeded" | "Failed") {
             row["conditions"] = json!([{

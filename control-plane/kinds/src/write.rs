@@ -2,6 +2,8 @@
 //!
 //! Upstream counterpart: `rest.BeforeCreate` and `rest.BeforeUpdate`.
 
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, FieldError};
@@ -33,8 +35,13 @@ pub struct WriteContext<'a> {
 /// deletionTimestamp and selfLink are dropped), status removed or initialised, then validation. Returns warnings.
 ///
 /// # Errors
-/// 400 when the namespace is not the URL's, 422 with causes when the object is invalid.
+/// 400 when the namespace is not the URL's, 405 when the definition of a custom kind is being deleted, 422 with causes when the object
+/// is invalid.
 pub fn create(res: &Resource, obj: &mut Value, ctx: &WriteContext<'_>) -> Result<Vec<String>, ApiError> {
+    if res.strategy.custom().is_some_and(|version| version.terminating()) {
+        let message = "create not allowed while custom resource definition is terminating".to_owned();
+        return Err(ApiError { message, ..ApiError::method_not_allowed(res, "create") });
+    }
     check_namespace(res, obj, ctx)?;
     let metadata = val::child(obj, "metadata");
     if !val::text(metadata, "resourceVersion").is_empty() {
@@ -153,7 +160,8 @@ pub fn update(
     }
     res.strategy.prepare_update(new, old, part);
     bump_generation(res, new, old);
-    let mut errors = rules(res, new, part);
+    // Custom kinds compare old and new themselves, value by value.
+    let mut errors = if res.strategy.custom().is_some() { meta::validate(res, new) } else { rules(res, new, part) };
     if !errors.is_empty() {
         // What was accepted once stays acceptable: a rule that came later must not keep anybody from taking a finalizer away.
         let before = rules(res, old, part);
@@ -217,16 +225,19 @@ fn bump_generation(res: &Resource, new: &mut Value, old: &Value) {
         return;
     }
     let generation = val::int(old, "metadata.generation").unwrap_or(0);
+    // A custom kind without a status subresource has no status that is apart from the rest.
+    let apart = res.strategy.has_status() || res.strategy.custom().is_none();
     let body = |v: &Value| -> Vec<(String, Value)> {
         v.as_object()
             .into_iter()
             .flatten()
-            .filter(|(key, _)| !matches!(key.as_str(), "metadata" | "status" | "apiVersion" | "kind"))
+            .filter(|(key, _)| !matches!(key.as_str(), "metadata" | "apiVersion" | "kind"))
+            .filter(|(key, _)| key.as_str() != "status" || !apart)
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect()
     };
     // A deployment's annotations reach its replica sets, so they count as well.
-    let annotations = res.kind == "Deployment"
+    let annotations = (res.group, res.kind) == ("apps", "Deployment")
         && !val::same(val::at(new, "metadata.annotations"), val::at(old, "metadata.annotations"));
     if annotations || body(new) != body(old) {
         val::set(val::child(new, "metadata"), "generation", generation + 1);
@@ -245,10 +256,10 @@ pub fn validate(res: &Resource, obj: &Value) -> Result<(), ApiError> {
 
 /// Values that field selectors see: `metadata.name`, `metadata.namespace` and what the kind adds.
 #[must_use]
-pub fn selectable(res: &Resource, obj: &Value) -> Vec<(&'static str, String)> {
-    let mut out = vec![("metadata.name", val::text(obj, "metadata.name").to_owned())];
+pub fn selectable(res: &Resource, obj: &Value) -> Vec<(Cow<'static, str>, String)> {
+    let mut out = vec![(Cow::Borrowed("metadata.name"), val::text(obj, "metadata.name").to_owned())];
     if res.namespaced() {
-        out.push(("metadata.namespace", val::text(obj, "metadata.namespace").to_owned()));
+        out.push((Cow::Borrowed("metadata.namespace"), val::text(obj, "metadata.namespace").to_owned()));
     }
     out.extend(res.strategy.selectable(obj));
     out
@@ -261,14 +272,16 @@ pub fn selectable(res: &Resource, obj: &Value) -> Vec<(&'static str, String)> {
 pub fn check_selectable(res: &Resource, field: &str) -> Result<(), ApiError> {
     let known = field == "metadata.name"
         || (field == "metadata.namespace" && res.namespaced())
-        || res.strategy.selectable_names().contains(&field);
+        || res.strategy.selectable_names().iter().any(|name| name == field);
     if known { Ok(()) } else { Err(ApiError::bad_request(format!("field label not supported: {field}"))) }
 }
 
 /// The stored form: apiVersion and kind of the storage version, no resourceVersion (the store keeps it).
 #[must_use]
 pub fn to_storage(res: &Resource, mut obj: Value) -> Value {
-    if !res.storage_version {
+    if let Some(version) = res.strategy.custom() {
+        val::set(&mut obj, "apiVersion", version.storage_api_version());
+    } else if !res.storage_version {
         let stored = crate::resources().iter().find(|r| r.storage_prefix == res.storage_prefix && r.storage_version);
         if let Some(stored) = stored {
             crate::kinds::convert(stored, &mut obj);
@@ -284,7 +297,9 @@ pub fn to_storage(res: &Resource, mut obj: Value) -> Value {
 /// (events).
 pub fn from_storage(res: &Resource, obj: &mut Value, resource_version: u64) {
     val::set(val::child(obj, "metadata"), "resourceVersion", resource_version.to_string());
-    if val::text(obj, "apiVersion") != res.api_version() {
+    if let Some(version) = res.strategy.custom() {
+        version.read_back(obj);
+    } else if val::text(obj, "apiVersion") != res.api_version() {
         crate::kinds::convert(res, obj);
     }
 }

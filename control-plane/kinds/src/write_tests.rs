@@ -48,8 +48,8 @@ fn a_new_pod_gets_what_the_server_knows() {
             "creationTimestamp": "2026-01-02T03:04:05Z"})
     );
     assert_eq!(pod["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
-    assert_eq!(selectable(pods, &pod)[1], ("metadata.namespace", "ns".to_owned()));
-    assert!(selectable(pods, &pod).contains(&("status.phase", "Pending".to_owned())));
+    assert_eq!(selectable(pods, &pod)[1], ("metadata.namespace".into(), "ns".to_owned()));
+    assert!(selectable(pods, &pod).contains(&("status.phase".into(), "Pending".to_owned())));
     assert!(check_selectable(pods, "spec.nodeName").is_ok());
     assert_eq!(
         check_selectable(pods, "spec.image").expect_err("unknown").message,

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{one, one_value, parse_body, read};
 use crate::admission::{self, Operation, Request};
+use crate::custom;
 use crate::http::Call;
 use crate::http::body::{self, Body};
 use crate::http::path::Query;
@@ -64,7 +65,11 @@ pub async fn remove(call: &Call, namespace: &str, name: &str, options: &DeleteOp
         let (operation, dry_run) = (Operation::Delete, options.dry_run);
         let request = Request { call, operation, namespace, name, old: Some(&current), dry_run };
         let warnings = admission::delete(&request).await?;
-        let change = match deletion::begin(call.res, &current, options, now)? {
+        let mut asked = current.clone();
+        if custom::is_definition(call.res) && !dry_run && current["metadata"]["deletionTimestamp"].is_null() {
+            keelson_kinds::custom::begin_deletion(&mut asked, now);
+        }
+        let change = match deletion::begin(call.res, &asked, options, now)? {
             Deletion::Remove(value) => Change::Remove(value),
             Deletion::Update(value) => Change::Put(value),
             Deletion::Pending => Change::Keep,

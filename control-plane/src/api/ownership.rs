@@ -7,7 +7,8 @@ use keelson_kinds::decode::{self, Format};
 use keelson_kinds::ownership::Kind;
 use keelson_kinds::strategy::Part;
 use keelson_kinds::{ApiError, Cause, FieldError, Reason};
-use keelson_managed_fields::{ApplyError, Conflict, Request, Set, applied, manager_or_user_agent, updated};
+use keelson_managed_fields::schema::JsonSchema;
+use keelson_managed_fields::{ApplyError, Conflict, OneType, Request, Set, applied, manager_or_user_agent, updated};
 use serde_json::{Value, json};
 
 use super::write::part;
@@ -77,7 +78,12 @@ pub fn note(call: &Call, live: Option<&Value>, new: &mut Value) {
         now: jiff::Timestamp::now(),
         force: false,
     };
-    if let Err(error) = updated(&Kind(call.res), live, new, &request, &ignored(call)) {
+    let ignored = ignored(call);
+    let noted = match call.res.strategy.custom() {
+        Some(version) => updated(&OneType(JsonSchema::object(version.source())), live, new, &request, &ignored),
+        None => updated(&Kind(call.res), live, new, &request, &ignored),
+    };
+    if let Err(error) = noted {
         // As upstream: a write does not fail for that, the list stays as it was.
         tracing::warn!(%error, resource = call.res.plural, name = %call.name, "cannot tell who set which field");
     }
@@ -132,7 +138,12 @@ pub fn apply(call: &Call, live: Option<&Value>, config: &Value) -> Result<Value,
         now: jiff::Timestamp::now(),
         force: call.query.flag("force"),
     };
-    applied(&Kind(call.res), live, config, &request, &ignored(call)).map_err(|error| refusal(&error))
+    let ignored = ignored(call);
+    let result = match call.res.strategy.custom() {
+        Some(version) => applied(&OneType(JsonSchema::object(version.source())), live, config, &request, &ignored),
+        None => applied(&Kind(call.res), live, config, &request, &ignored),
+    };
+    result.map_err(|error| refusal(&error))
 }
 
 fn refusal(error: &ApplyError) -> ApiError {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use keelson_kinds::{ApiError, discovery, openapi};
+use keelson_kinds::{ApiError, Resource, discovery, openapi};
 use serde_json::json;
 
 use crate::http::body::{self, Body};
@@ -35,30 +35,31 @@ pub fn answer(
 ) -> Result<Response<Body>, ApiError> {
     let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok());
     let trimmed = path.trim_matches('/');
+    let table = server.registry.all();
     let parts: Vec<&str> = trimmed.split('/').collect();
     let found = |value: Option<serde_json::Value>| {
         value.map(|v| body::json_value(StatusCode::OK, &v)).ok_or_else(ApiError::no_such_resource)
     };
     match parts.as_slice() {
-        [""] => Ok(body::json_value(StatusCode::OK, &json!({"paths": root_paths()}))),
+        [""] => Ok(body::json_value(StatusCode::OK, &json!({"paths": root_paths(&table)}))),
         ["version"] => Ok(body::json_value(StatusCode::OK, &discovery::version())),
         ["api" | "apis"] if representation(accept) == Representation::Discovery => {
-            let mut response = body::json_value(StatusCode::OK, &discovery::aggregated(trimmed == "api"));
+            let mut response = body::json_value(StatusCode::OK, &discovery::aggregated(&table, trimmed == "api"));
             response.headers_mut().insert(
                 header::CONTENT_TYPE,
                 HeaderValue::from_static("application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"),
             );
             Ok(response)
         }
-        ["api"] => Ok(body::json_value(StatusCode::OK, &discovery::api_versions(&address(server)))),
-        ["apis"] => Ok(body::json_value(StatusCode::OK, &discovery::api_groups())),
-        ["apis", group] => found(discovery::api_group(group)),
-        ["api", version] => found(discovery::api_resources("", version)),
-        ["apis", group, version] => found(discovery::api_resources(group, version)),
-        ["openapi", "v2"] => Ok(openapi_v2(accept, headers)),
-        ["openapi", "v3"] => Ok(body::json_value(StatusCode::OK, &openapi::index())),
+        ["api"] => Ok(body::json_value(StatusCode::OK, &discovery::api_versions(&table, &address(server)))),
+        ["apis"] => Ok(body::json_value(StatusCode::OK, &discovery::api_groups(&table))),
+        ["apis", group] => found(discovery::api_group(&table, group)),
+        ["api", version] => found(discovery::api_resources(&table, "", version)),
+        ["apis", group, version] => found(discovery::api_resources(&table, group, version)),
+        ["openapi", "v2"] => Ok(openapi_v2(&table, accept, headers)),
+        ["openapi", "v3"] => Ok(body::json_value(StatusCode::OK, &openapi::index(&table))),
         ["openapi", "v3", rest @ ..] => {
-            let document = openapi::document(&rest.join("/")).ok_or_else(ApiError::no_such_resource)?;
+            let document = openapi::document(&table, &rest.join("/")).ok_or_else(ApiError::no_such_resource)?;
             let mut response = body::json(StatusCode::OK, document);
             if query.has("hash") {
                 // The hash names the content, so a client may keep it for ever.
@@ -90,19 +91,19 @@ pub fn answer(
 }
 
 /// The document of v2 as protobuf or JSON, unless the client has it already.
-fn openapi_v2(accept: Option<&str>, headers: &HeaderMap) -> Response<Body> {
-    let tag = format!("\"{}\"", openapi::v2_hash());
+fn openapi_v2(table: &[&'static Resource], accept: Option<&str>, headers: &HeaderMap) -> Response<Body> {
+    let tag = format!("\"{}\"", openapi::v2_hash(table));
     let known = headers.get(header::IF_NONE_MATCH).is_some_and(|value| value.as_bytes() == tag.as_bytes());
     let mut response = if known {
         let mut response = Response::new(body::full(Vec::new()));
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         response
     } else if accept.is_some_and(|accept| accept.contains(protobuf::openapi::MEDIA_TYPE)) {
-        let mut response = Response::new(body::full(protobuf::openapi::document()));
+        let mut response = Response::new(body::full(protobuf::openapi::document(table)));
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(protobuf::openapi::CONTENT_TYPE));
         response
     } else {
-        body::json_value(StatusCode::OK, &openapi::v2_document())
+        body::json_value(StatusCode::OK, &openapi::v2_document(table))
     };
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         response.headers_mut().insert(header::ETAG, tag);
@@ -115,7 +116,7 @@ fn address(server: &Server) -> String {
     std::net::SocketAddr::new(server.config.advertise_address, server.config.secure_port).to_string()
 }
 
-fn root_paths() -> Vec<String> {
+fn root_paths(table: &[&'static Resource]) -> Vec<String> {
     let mut paths: Vec<String> = [
         "/.well-known/openid-configuration",
         "/api",
@@ -133,7 +134,7 @@ fn root_paths() -> Vec<String> {
     .into_iter()
     .map(str::to_owned)
     .collect();
-    for resource in keelson_kinds::resources().iter().filter(|r| !r.group.is_empty()) {
+    for resource in table.iter().filter(|r| !r.group.is_empty()) {
         for path in [format!("/apis/{}", resource.group), format!("/apis/{}/{}", resource.group, resource.version)] {
             if !paths.contains(&path) {
                 paths.push(path);

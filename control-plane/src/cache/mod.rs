@@ -158,10 +158,16 @@ impl Hub {
         Ok(())
     }
 
-    /// Forgets a kind; what watches it ends.
-    pub async fn remove(&self, resource: &Resource) {
+    /// Forgets the kind with this storage prefix; what watches it ends.
+    pub async fn remove(&self, storage_prefix: &str) {
         let _nothing_moves = self.feeding.lock().await;
-        self.replace(|caches| caches.remove(resource.storage_prefix));
+        self.replace(|caches| caches.remove(storage_prefix));
+    }
+
+    /// Tells of each new revision that the caches show.
+    #[must_use]
+    pub fn news(&self) -> watch::Receiver<Revision> {
+        self.progress.subscribe()
     }
 
     fn replace(&self, change: impl FnOnce(&mut Caches) -> Option<Arc<WatchCache>>) {

@@ -3,6 +3,7 @@
 //! The store's value lacks `metadata.resourceVersion`, because a value's revision is known only once it is committed. It
 //! begins with `apiVersion`, `kind` and `metadata`, so that the revision is spliced in without parsing.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -30,7 +31,7 @@ pub struct Object {
     /// `metadata.labels`.
     pub labels: Box<[(Box<str>, Box<str>)]>,
     /// What field selectors see.
-    pub fields: Box<[(&'static str, String)]>,
+    pub fields: Box<[(Cow<'static, str>, String)]>,
 }
 
 impl Object {

@@ -23,7 +23,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, header};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
-use keelson_kinds::{ApiError, Resource, lookup};
+use keelson_kinds::{ApiError, Resource};
 use tower::Service;
 
 use crate::api;
@@ -234,7 +234,8 @@ impl ApiService {
         user: User,
         seen: &mut Seen,
     ) -> Result<(Call, bool), ApiError> {
-        let res = lookup(&path.group, &path.version, &path.resource).ok_or_else(ApiError::no_such_resource)?;
+        let known = self.server.registry.lookup(&path.group, &path.version, &path.resource);
+        let res = known.ok_or_else(ApiError::no_such_resource)?;
         seen.resource = res.plural;
         let named = path.name.is_some();
         let verb = match (&parts.method, named) {

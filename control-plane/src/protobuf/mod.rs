@@ -331,7 +331,8 @@ mod tests {
                 assert!(known, "{name}.{}: {}", field.name, field.kind);
             }
         }
-        for resource in keelson_kinds::resources() {
+        // Clients of definitions speak JSON: upstream's too have no protobuf form for the schemas in them.
+        for resource in keelson_kinds::resources().iter().filter(|resource| resource.group != "apiextensions.k8s.io") {
             let name = message_name(&resource.api_version(), resource.kind);
             assert!(messages().contains_key(name.as_str()), "{name} is served but not in the table");
         }

@@ -3,7 +3,7 @@
 //! Messages and numbers are those of `openapi.v2` (`google/gnostic`, OpenAPIv2.proto), as far as the document has their fields; extensions
 //! (`x-…`) travel as YAML, of which JSON is a part.
 
-use keelson_kinds::openapi;
+use keelson_kinds::{Resource, openapi};
 use prost::{Message, Oneof};
 use serde_json::{Map, Value};
 
@@ -15,8 +15,8 @@ pub const CONTENT_TYPE: &str = "application/com.github.proto-openapi.spec.v2.v1.
 
 /// The document, encoded.
 #[must_use]
-pub fn document() -> Vec<u8> {
-    Document::from(&openapi::v2_document()).encode_to_vec()
+pub fn document(table: &[&'static Resource]) -> Vec<u8> {
+    Document::from(&openapi::v2_document(table)).encode_to_vec()
 }
 
 #[derive(Clone, PartialEq, Message)]

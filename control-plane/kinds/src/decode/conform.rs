@@ -14,6 +14,9 @@ use crate::schema::{Schemas, Shape, Struct};
 /// Most complaints that are reported.
 const MAX_REPORTED: usize = 100;
 
+/// The definition of every object's metadata.
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+
 /// Optional string fields that are pointers upstream and mean something when empty.
 const KEPT_EMPTY: &[&str] = &[
     "apiGroup",
@@ -53,6 +56,14 @@ pub(super) struct Walk<'a> {
 impl<'a> Walk<'a> {
     pub(super) fn new(table: &'a Schemas) -> Self {
         Self { table, path: String::new(), complaints: Vec::new(), faults: None }
+    }
+
+    /// The metadata of a custom object, or of an object inside one, at `path`; returns the complaints.
+    pub(super) fn metadata(table: &'a Schemas, path: &str, value: &mut Value) -> Result<Vec<String>, String> {
+        let Some(root) = table.get(OBJECT_META) else { return Ok(Vec::new()) };
+        let mut walk = Self { path: path.to_owned(), ..Self::new(table) };
+        walk.root(root, value)?;
+        Ok(walk.complaints)
     }
 
     /// A walk that goes on after a malformed quantity, time or text in base64.
@@ -159,6 +170,7 @@ impl<'a> Walk<'a> {
             Shape::Time | Shape::MicroTime => return self.time(shape, value, owner),
             Shape::List(inner) => return self.items(shape, inner, value, owner),
             Shape::Map(inner) => return self.map(shape, inner, value, owner),
+            Shape::Either(inner) => return self.either(inner, value, owner),
             Shape::Ref(index) => {
                 let target = self.table.at(*index);
                 return match value {
@@ -168,6 +180,22 @@ impl<'a> Walk<'a> {
             }
         };
         if good { Ok(()) } else { Err(self.wrong(shape, value, owner)) }
+    }
+
+    /// A schema or something simpler. Upstream decodes these with a method of their own, which does not tell of unknown fields.
+    fn either(&mut self, inner: &Shape, value: &mut Value, owner: &Struct) -> Result<(), String> {
+        let told = self.complaints.len();
+        match value {
+            Value::Object(_) => self.value(inner, value, owner)?,
+            Value::Array(items) => {
+                for item in items.iter_mut().filter(|item| item.is_object()) {
+                    self.value(inner, item, owner)?;
+                }
+            }
+            _ => {}
+        }
+        self.complaints.truncate(told);
+        Ok(())
     }
 
     fn items(&mut self, shape: &Shape, inner: &Shape, value: &mut Value, owner: &Struct) -> Result<(), String> {
@@ -266,7 +294,7 @@ impl<'a> Walk<'a> {
 /// What Go's decoder makes of null where it cannot leave the field out.
 fn zero(shape: &Shape) -> Value {
     match shape {
-        Shape::Any | Shape::Time | Shape::MicroTime => Value::Null,
+        Shape::Any | Shape::Either(_) | Shape::Time | Shape::MicroTime => Value::Null,
         Shape::String | Shape::Bytes => json!(""),
         Shape::Bool => json!(false),
         Shape::Int32 | Shape::Int64 | Shape::Number | Shape::IntOrString => json!(0),

@@ -36,6 +36,7 @@ macro_rules! kind {
 pub mod admission;
 pub mod batch;
 pub mod config;
+pub mod custom_resource_definition;
 pub mod endpoints;
 pub mod event;
 pub mod limit_range;
@@ -126,6 +127,7 @@ pub(crate) static ALL: &[&Resource] = &[
     &admission::VALIDATING_POLICIES,
     &admission::VALIDATING_POLICY_BINDINGS,
     &webhook::VALIDATING_WEBHOOKS,
+    &custom_resource_definition::DEFINITIONS,
     &stored::PRIORITY_CLASSES,
     &stored::LEASES,
     &stored::RUNTIME_CLASSES,
@@ -145,7 +147,10 @@ pub(crate) static ALL: &[&Resource] = &[
 
 /// Turns an object of another version of the same stored kind into the version of `res`.
 pub(crate) fn convert(res: &Resource, obj: &mut Value) {
-    if res.kind == "Event" {
+    if let Some(version) = res.strategy.custom() {
+        version.read_back(obj);
+    }
+    if res.kind == "Event" && matches!(res.group, "" | "events.k8s.io") {
         event::convert(res, obj);
     }
 }
@@ -205,7 +210,9 @@ mod tests {
             assert!(!r.stored() || (r.storage_prefix.starts_with("/registry/") && r.storage_prefix.ends_with('/')));
             for sub in r.subresources {
                 if !sub.verbs.is_empty() && sub.kind != "PodPortForwardOptions" && !sub.kind.ends_with("Options") {
+                    let own = sub.kind == r.kind;
                     let name = crate::decode::definition_name(sub.group, sub.version, sub.kind);
+                    let name = if own { r.schema.to_owned() } else { name };
                     assert!(schema::schemas().get(&name).is_some(), "{name} is not generated");
                 }
             }

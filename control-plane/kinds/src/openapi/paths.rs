@@ -17,6 +17,8 @@ struct About<'a> {
     kind: &'a str,
     /// Definition, if it is in the document.
     schema: Option<String>,
+    /// Whether a strategic merge patch is known there: custom kinds have no merge keys.
+    strategic: bool,
 }
 
 pub(super) fn of(list: &[&Resource]) -> Value {
@@ -27,8 +29,13 @@ pub(super) fn of(list: &[&Resource]) -> Value {
         } else {
             format!("/apis/{}/{}", res.group, res.version)
         };
-        let about =
-            About { group: res.group, version: res.version, kind: res.kind, schema: Some(res.schema.to_owned()) };
+        let about = About {
+            group: res.group,
+            version: res.version,
+            kind: res.kind,
+            schema: Some(res.schema.to_owned()),
+            strategic: res.strategy.custom().is_none(),
+        };
         let collection = if res.namespaced() {
             format!("{root}/namespaces/{{namespace}}/{}", res.plural)
         } else {
@@ -43,10 +50,13 @@ pub(super) fn of(list: &[&Resource]) -> Value {
         }
         paths.insert(format!("{collection}/{{name}}"), item(&about, res.verbs, res.namespaced(), true));
         for sub in res.subresources {
-            let schema = definition_name(sub.group, sub.version, sub.kind);
-            let known = sub.kind == res.kind || crate::kinds::extra_root(sub.kind).is_some();
+            let schema = if sub.kind == res.kind {
+                Some(res.schema.to_owned())
+            } else {
+                crate::kinds::extra_root(sub.kind).map(|_| definition_name(sub.group, sub.version, sub.kind))
+            };
             let about =
-                About { group: sub.group, version: sub.version, kind: sub.kind, schema: known.then_some(schema) };
+                About { group: sub.group, version: sub.version, kind: sub.kind, schema, strategic: about.strategic };
             let path = format!("{collection}/{{name}}/{}", sub.name);
             paths.insert(path, item(&about, sub.verbs, res.namespaced(), true));
         }
@@ -117,8 +127,9 @@ fn operation(about: &About<'_>, verb: Verb) -> Value {
             out["requestBody"] = json!({"required": true, "content": {JSON: {"schema": schema}}});
         }
         Verb::Patch => {
+            let types = PATCH_TYPES.iter().filter(|media| about.strategic || !media.contains("strategic"));
             let content: Map<String, Value> =
-                PATCH_TYPES.iter().map(|t| ((*t).to_owned(), json!({"schema": {"type": "object"}}))).collect();
+                types.map(|t| ((*t).to_owned(), json!({"schema": {"type": "object"}}))).collect();
             out["requestBody"] = json!({"required": true, "content": content});
         }
         _ => {}

@@ -83,7 +83,10 @@ fn selects(selector: &LabelSelector, labels: &Value) -> bool {
 
 fn applies<'a>(hook: &'a Hook, request: &Request<'_>, object: &Value) -> Result<Option<Invocation<'a>>, ApiError> {
     let call = request.call;
-    let Some(res) = rules::matching(hook, call.res, &call.subresource, request.operation) else { return Ok(None) };
+    let Some(res) = rules::matching(hook, &call.server.registry.all(), call.res, &call.subresource, request.operation)
+    else {
+        return Ok(None);
+    };
     if let Some(labels) = namespace_labels(request, object)
         && !selects(&hook.namespaces, &labels)
     {

@@ -2,7 +2,7 @@
 //!
 //! Upstream counterpart: `apiserver/pkg/admission/plugin/webhook/predicates/rules`.
 
-use keelson_kinds::{Resource, Scope, resources};
+use keelson_kinds::{Resource, Scope};
 use serde_json::Value;
 
 use super::config::Hook;
@@ -57,6 +57,7 @@ fn names(pattern: &str, plural: &str, subresource: &str) -> bool {
 /// The kind that a webhook wants to see the object as, if it is to be asked at all.
 pub(super) fn matching(
     hook: &Hook,
+    table: &[&'static Resource],
     res: &'static Resource,
     subresource: &str,
     operation: Operation,
@@ -69,7 +70,7 @@ pub(super) fn matching(
         return None;
     }
     // Other versions of the same objects.
-    let others = resources().iter().copied().filter(|other| other.storage_prefix == res.storage_prefix);
+    let others = table.iter().copied().filter(|other| other.storage_prefix == res.storage_prefix);
     others.into_iter().find(|other| named(other))
 }
 

@@ -1,0 +1,226 @@
+//! CustomResourceDefinitions at work: names are accepted, kinds served, and objects go with their definition.
+//!
+//! One worker looks at all definitions whenever one of them changed, because who has a name depends on the others. A kind is served before
+//! its definition says `Established`, so that who waits for that finds it there. Upstream counterparts: the controllers of
+//! `apiextensions-apiserver/pkg/controller` (naming, establish, finalizer) and its `customresource_handler.go`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_kinds::custom::{self, CLEANUP_FINALIZER, Terminating};
+use keelson_kinds::deletion::{self, DeleteOptions, Deletion};
+use keelson_kinds::{ApiError, Resource, lookup};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{Filter, WatchCache};
+use crate::server::{Change, Server};
+use crate::store::Revision;
+
+/// The pause after a failure.
+const RETRY: Duration = Duration::from_millis(500);
+/// How long the objects of a definition that goes are waited for until they are deleted again.
+const DELETE_AGAIN: Duration = Duration::from_secs(5);
+
+/// The kind of definitions.
+#[must_use]
+pub fn definitions() -> Option<&'static Resource> {
+    lookup("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+}
+
+/// Whether a kind is that of definitions.
+#[must_use]
+pub fn is_definition(res: &Resource) -> bool {
+    definitions().is_some_and(|definitions| std::ptr::eq(definitions, res))
+}
+
+/// What is known of a definition that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    revision: Revision,
+    prefix: &'static str,
+    /// What the cache of its objects depends on: their field selectors.
+    selectable: Vec<String>,
+}
+
+/// Serves the kinds of definitions, and ends them with these.
+#[derive(Debug)]
+pub struct Keeper {
+    server: Arc<Server>,
+    served: BTreeMap<String, Seen>,
+}
+
+impl Keeper {
+    /// Serves what is established already, before the server takes requests.
+    pub async fn start(server: Arc<Server>) -> Self {
+        let mut keeper = Self { server, served: BTreeMap::new() };
+        for crd in keeper.list().into_iter().filter(custom::established) {
+            if let Err(error) = keeper.serve(&crd).await {
+                tracing::error!(definition = name(&crd), %error, "a custom kind is not served");
+            }
+        }
+        keeper
+    }
+
+    fn cache(&self) -> Option<Arc<WatchCache>> {
+        self.server.hub.cache(definitions()?)
+    }
+
+    fn list(&self) -> Vec<Value> {
+        let Some(cache) = self.cache() else { return Vec::new() };
+        let listed = cache.list(cache.resource().storage_prefix, None, &Filter::default(), 0);
+        listed.objects.iter().map(|object| object.value()).collect()
+    }
+
+    /// Works until the server stops.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let work = async {
+            let Some(cache) = self.cache() else { return };
+            let mut news = self.server.hub.news();
+            loop {
+                let seen = cache.last_change();
+                let mut again = self.look().await;
+                while again.is_none() && cache.last_change() == seen {
+                    if news.changed().await.is_err() {
+                        return;
+                    }
+                }
+                if let Some(pause) = again.take().filter(|_| cache.last_change() == seen) {
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    /// Looks at all definitions. Says when to look again although none changes.
+    async fn look(&mut self) -> Option<Duration> {
+        let crds = self.list();
+        let mut again: Option<Duration> = None;
+        let gone: Vec<String> = {
+            let present: BTreeSet<&str> = crds.iter().map(name).collect();
+            self.served.keys().filter(|served| !present.contains(served.as_str())).cloned().collect()
+        };
+        for name in gone {
+            self.forget(&name).await;
+        }
+        for crd in &crds {
+            match self.one(crd, &crds).await {
+                Ok(wait) => again = [again, wait].into_iter().flatten().min(),
+                Err(error) => {
+                    tracing::warn!(definition = name(crd), %error, "a custom kind could not be brought up to date");
+                    again = Some(again.map_or(RETRY, |earlier| earlier.min(RETRY)));
+                }
+            }
+        }
+        again
+    }
+
+    async fn one(&mut self, crd: &Value, all: &[Value]) -> Result<Option<Duration>, ApiError> {
+        if !crd["metadata"]["deletionTimestamp"].is_null() {
+            return self.end(crd).await;
+        }
+        let status = custom::status(crd, all, jiff::Timestamp::now());
+        let mut new = crd.clone();
+        new["status"] = status;
+        if self.served.get(name(crd)).is_none_or(|seen| seen.revision != revision(crd)) {
+            self.serve(&new).await?;
+        }
+        if new["status"] != crd["status"] {
+            self.write(crd, |current| current["status"] = new["status"].clone()).await?;
+        }
+        Ok(None)
+    }
+
+    /// Serves the kinds of a definition as it is now.
+    async fn serve(&mut self, crd: &Value) -> Result<(), ApiError> {
+        let resources = self.server.registry.register(crd).map_err(ApiError::internal)?;
+        let Some(first) = resources.first() else {
+            self.forget(name(crd)).await;
+            return Ok(());
+        };
+        let selectable: Vec<String> =
+            resources.iter().flat_map(|res| res.strategy.selectable_names()).map(|name| name.into_owned()).collect();
+        let seen = Seen { revision: revision(crd), prefix: first.storage_prefix, selectable };
+        let same = self.served.get(name(crd)).is_some_and(|before| before.selectable == seen.selectable);
+        if !same || self.server.hub.cache(first).is_none() {
+            self.server.hub.add(first).await.map_err(crate::server::store_error)?;
+        }
+        self.served.insert(name(crd).to_owned(), seen);
+        Ok(())
+    }
+
+    async fn forget(&mut self, name: &str) {
+        self.server.registry.unregister(name);
+        if let Some(seen) = self.served.remove(name) {
+            self.server.hub.remove(seen.prefix).await;
+        }
+    }
+
+    /// Deletes the objects of a definition that goes, then lets it go.
+    async fn end(&mut self, crd: &Value) -> Result<Option<Duration>, ApiError> {
+        let finalizers = crd["metadata"]["finalizers"].as_array();
+        if !finalizers.is_some_and(|list| list.iter().any(|finalizer| finalizer == CLEANUP_FINALIZER)) {
+            return Ok(None);
+        }
+        let now = jiff::Timestamp::now();
+        // No new object may come while the old ones go.
+        let served = self.server.registry.register(crd).map_err(ApiError::internal)?;
+        if let Some(first) = served.first() {
+            let left = self.delete_objects(first).await?;
+            if left > 0 {
+                self.write(crd, |current| custom::terminating(current, &Terminating::InProgress, now)).await?;
+                tracing::debug!(definition = name(crd), left, "objects of a definition that goes are still there");
+                return Ok(Some(DELETE_AGAIN.min(RETRY)));
+            }
+        }
+        self.write(crd, |current| custom::terminating(current, &Terminating::Completed, now)).await?;
+        Ok(None)
+    }
+
+    /// Deletes all objects of a kind; how many are left, because something holds them.
+    async fn delete_objects(&self, res: &'static Resource) -> Result<usize, ApiError> {
+        let Some(cache) = self.server.hub.cache(res) else { return Ok(0) };
+        let listed = cache.list(res.storage_prefix, None, &Filter::default(), 0);
+        for object in &listed.objects {
+            let options = DeleteOptions::default();
+            let deleted = self.server.change(res, &object.namespace, &object.name, |current| {
+                Ok(match deletion::begin(res, current, &options, jiff::Timestamp::now())? {
+                    Deletion::Remove(value) => Change::Remove(value),
+                    Deletion::Update(value) => Change::Put(value),
+                    Deletion::Pending => Change::Keep,
+                })
+            });
+            match deleted.await {
+                Err(error) if error.reason != keelson_kinds::Reason::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(cache.len())
+    }
+
+    async fn write(&self, crd: &Value, change: impl Fn(&mut Value) + Send + Sync) -> Result<(), ApiError> {
+        let Some(res) = definitions() else { return Ok(()) };
+        let written = self.server.change(res, "", name(crd), |current| {
+            let mut new = current.clone();
+            change(&mut new);
+            Ok(if deletion::is_finished(res, &new) { Change::Remove(new) } else { Change::Put(new) })
+        });
+        match written.await {
+            Err(error) if error.reason != keelson_kinds::Reason::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn name(crd: &Value) -> &str {
+    crd["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+fn revision(crd: &Value) -> Revision {
+    crd["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
