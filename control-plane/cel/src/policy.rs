@@ -4,6 +4,7 @@
 
 mod checks;
 pub mod matching;
+pub mod mutating;
 mod params;
 pub mod validating;
 

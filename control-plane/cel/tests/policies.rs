@@ -245,6 +245,27 @@ fn errors_follow_the_failure_policy() {
 }
 
 #[test]
+fn chains_of_variables_end() {
+    let judge = |variables: Vec<Value>, expression: &str| {
+        let policy =
+            policy(json!({"variables": variables, "validations": [{"expression": expression, "message": "no"}]}));
+        run(&policy, &binding(json!({})), &deployment(1))
+    };
+    let chain = |step: &dyn Fn(usize) -> String| {
+        let first = json!({"name": "v0", "expression": "object.metadata.name"});
+        let rest = (1..200).map(|n| json!({"name": format!("v{n}"), "expression": step(n - 1)}));
+        std::iter::once(first).chain(rest).collect::<Vec<_>>()
+    };
+    let deep =
+        chain(&|n| format!("((((((((((variables.v{n} + '') + '') + '') + '') + '') + '') + '') + '') + '') + '')"));
+    assert_eq!(judge(deep, "variables.v199 == 'web'"), Outcome::default());
+    let doubled = judge(chain(&|n| format!("variables.v{n} + variables.v{n}")), "variables.v199 == 'web'");
+    let expected = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: expression 'variables.v199 == 'web'' resulted in \
+                    error: operation cancelled: actual cost limit exceeded";
+    assert_eq!(messages(&doubled), [expected]);
+}
+
+#[test]
 fn only_what_matches_is_judged() {
     let never = || policy(json!({"validations": [{"expression": "false", "message": "no"}]}));
     let count = |policy: &Value, binding: &Value| run(policy, binding, &deployment(1)).denials.len();

@@ -3,7 +3,7 @@
 //! Upstream counterpart: cel-go's `ext.Strings` version 2. Offsets count characters.
 
 use cel::ExecutionError;
-use cel::common::types::{CelString, Kind};
+use cel::common::types::{CelString, Kind, STRING_TYPE};
 
 use super::{Args, Out, Registry, failed, lists, out_int, out_text, text, whole};
 use crate::budget::{charge, charge_text};
@@ -29,6 +29,12 @@ pub(super) fn register(registry: &mut Registry) {
         registry.hidden_dyn(JOIN, arity, join);
     }
     registry.hidden_dyn(TEMPLATE, 1, template);
+    // Kubernetes' `library/jsonpatch.go`: a key as a segment of a JSON pointer.
+    registry.global("jsonpatch.escapeKey", &[&STRING_TYPE], |args| {
+        let key = text(&args, 0)?;
+        charge_text(key.len())?;
+        out_text(key.replace('~', "~0").replace('/', "~1"))
+    });
 }
 
 /// The byte offset of the character at `at`; the end for the one after the last.

@@ -116,7 +116,7 @@ pub(super) fn check_binding(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn one_of(value: &Value, path: &str, valid: &[&str], errors: &mut Vec<FieldError>) {
+pub(super) fn one_of(value: &Value, path: &str, valid: &[&str], errors: &mut Vec<FieldError>) {
     match value.as_str() {
         None => errors.push(FieldError::required(path, "")),
         Some(text) if !valid.contains(&text) => errors.push(FieldError::not_supported(path, text, valid)),
