@@ -18,6 +18,8 @@ pub const POLICY_BUDGET: u64 = 10_000_000;
 pub const MATCH_CONDITIONS_BUDGET: u64 = 2_500_000;
 /// How long one expression may run. Upstream has the request's deadline instead.
 pub const MAX_DURATION: Duration = Duration::from_secs(1);
+/// An expression that runs longer than this costs its time, a unit for each microsecond, so that slow ones end together too.
+const SLOW: Duration = Duration::from_millis(100);
 /// The clock is read once in so many charges.
 const CLOCK_EVERY: u32 = 64;
 /// Bytes of text for one cost unit (upstream's `StringTraversalCostFactor` of 0.1).
@@ -91,13 +93,20 @@ pub(crate) fn metered<T>(budget: &mut Budget, work: impl FnOnce() -> T) -> (T, O
         });
     });
     let uninstall = Uninstall;
+    let begin = Instant::now();
     let result = work();
+    let elapsed = begin.elapsed();
     let (left, stopped) =
         METER.with_borrow(|meter| meter.as_ref().map_or((0, None), |meter| (meter.left, meter.stopped)));
     drop(uninstall);
-    // Even a constant costs something, so that a long list of expressions ends.
-    budget.remaining = budget.remaining.saturating_sub((limit - left).max(1));
+    budget.remaining = budget.remaining.saturating_sub(spent(limit - left, elapsed));
     (result, stopped)
+}
+
+/// What an evaluation takes from a budget. Even a constant costs something, so that a long list of expressions ends.
+fn spent(used: u64, elapsed: Duration) -> u64 {
+    let time = if elapsed > SLOW { u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX) } else { 1 };
+    used.max(time)
 }
 
 /// Counts `units` of work.
@@ -148,13 +157,27 @@ mod tests {
         let mut budget = Budget::new(POLICY_BUDGET);
         let (result, stop) = metered(&mut budget, || charge(PER_CALL_LIMIT + 1));
         assert!(result.is_err());
-        assert_eq!((stop, budget.remaining()), (Some(Stop::Call), POLICY_BUDGET - PER_CALL_LIMIT));
+        assert_eq!(stop, Some(Stop::Call));
+        assert!(budget.remaining() <= POLICY_BUDGET - PER_CALL_LIMIT);
 
         let mut budget = Budget::new(10);
         assert_eq!(metered(&mut budget, || charge(7)).1, None);
-        assert_eq!(budget.remaining(), 3);
+        // Less if this thread had to wait: time is counted too.
+        assert!(budget.remaining() <= 3);
         assert_eq!(metered(&mut budget, || charge(4)).1, Some(Stop::Total));
         assert_eq!(budget.remaining(), 0);
+    }
+
+    #[test]
+    fn slow_evaluations_cost_their_time() {
+        for (used, elapsed, expected) in [
+            (0, Duration::ZERO, 1),
+            (7, SLOW, 7),
+            (7, Duration::from_millis(200), 200_000),
+            (900_000, SLOW * 2, 900_000),
+        ] {
+            assert_eq!(spent(used, elapsed), expected);
+        }
     }
 
     #[test]

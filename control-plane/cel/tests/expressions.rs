@@ -249,6 +249,8 @@ fn hostile_loops_end() {
         "object.list.map(a, object.list.map(b, a * b)).size() > 0",
         "object.list.filter(a, object.list.exists_one(b, a == b)).size() > 0",
         "object.list.map(a, object.text + object.text).size() > 0",
+        "[object.text + '!'].map(b, object.list.map(a, {'x': b})).size() > 0",
+        "[object.text + '!'].map(b, object.list.map(a, [optional.of(b)])).size() > 0",
         "object.list.all(a, object.text.replace('a', object.text) != '')",
         "object.list.map(a, object.text.lowerAscii()).size() > 0",
         "object.list.all(a, object.text.matches('(a|b|ab)*c') || true)",
@@ -295,8 +297,8 @@ fn a_large_object_is_not_copied() {
     for _ in 0..1_000 {
         assert_eq!(expression.evaluate(&Variables::new().json("object", Some(&large))), Ok(json!(true)));
     }
-    // A copy of the object for each would take a hundred times as long.
-    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    // It takes half a second; a copy of the object for each would take a minute.
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
 fn any_json() -> impl Strategy<Value = Value> {

@@ -15,7 +15,7 @@ use crate::library::{operators as ours, regex, strings};
 /// Functions that copy their receiver.
 const COPIERS: [&str; 8] = ["charAt", "lowerAscii", "upperAscii", "trim", "reverse", "substring", "split", "getQuery"];
 /// Conversions that copy their argument.
-const CONVERTERS: [&str; 3] = ["string", "bytes", "strings.quote"];
+const CONVERTERS: [&str; 2] = ["string", "bytes"];
 
 fn node(expr: Expr) -> IdedExpr {
     IdedExpr { id: 0, expr }

@@ -4,7 +4,7 @@
 //! equality has it.
 
 use cel::ExecutionError;
-use cel::common::types::{CelInt, CelList, CelOptional, CelString, Kind};
+use cel::common::types::{CelInt, CelList, CelMap, CelOptional, CelString, Kind};
 use cel::common::value::{CowVal, Val};
 
 use super::{Args, Out, Registry, out_bool, whole};
@@ -48,6 +48,10 @@ fn weight(value: &dyn Val) -> u64 {
         text_units(text.inner().len())
     } else if let Some(list) = value.downcast_ref::<CelList>() {
         list.iter().map(|item| weight(item.as_ref())).fold(1, u64::saturating_add)
+    } else if let Some(map) = value.downcast_ref::<CelMap>() {
+        map.values().map(|item| weight(item.as_ref()).saturating_add(1)).fold(1, u64::saturating_add)
+    } else if let Some(optional) = value.downcast_ref::<CelOptional>() {
+        optional.option().map_or(1, weight)
     } else {
         let size = value.as_sizer().map_or(0, |sizer| *sizer.size().inner());
         u64::try_from(size).unwrap_or(0).saturating_add(1)
