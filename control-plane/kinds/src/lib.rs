@@ -26,7 +26,6 @@ pub mod kinds;
 mod list_types;
 mod merge_keys;
 mod meta;
-pub mod names;
 pub mod openapi;
 pub mod ownership;
 pub mod patch;
@@ -40,6 +39,8 @@ pub mod table;
 pub mod time;
 mod val;
 pub mod write;
+
+pub use kube_common::names;
 
 pub use error::{ApiError, Cause, CauseKind, FieldError, Reason};
 pub use resource::{Resource, Scope, Subresource, Verb, by_kind, lookup, resources};
