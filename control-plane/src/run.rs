@@ -121,6 +121,7 @@ pub async fn start(
         metrics: Metrics::default(),
         registry: keelson_kinds::custom::Registry::new(),
         webhooks: crate::admission::webhooks::Configurations::default(),
+        policies: crate::admission::policies::Policies::default(),
         quotas: crate::quota::Quotas::default(),
         kubelet: kubelet.map(KubeletClient::new).transpose()?,
         shutdown: shutdown.clone(),

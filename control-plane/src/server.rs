@@ -85,6 +85,8 @@ pub struct Server {
     pub registry: keelson_kinds::custom::Registry,
     /// Admission webhooks.
     pub webhooks: crate::admission::webhooks::Configurations,
+    /// Admission policies.
+    pub policies: crate::admission::policies::Policies,
     /// Quotas: whose turn it is, and what is to be counted anew.
     pub quotas: crate::quota::Quotas,
     /// Client for agents, absent in tests without a PKI.

@@ -480,17 +480,3 @@ async fn external_addresses_are_denied() {
     refused(api.patch(&format!("{services}/s"), "merge-patch", &add).await, why);
     api.patch(&format!("{services}/s"), "merge-patch", &json!({"metadata": {"labels": {"a": "b"}}})).await.expect(200);
 }
-
-#[tokio::test]
-async fn policy_that_does_nothing_says_so() {
-    let api = Api::start().await;
-    let warning = |answer: &Answer| {
-        let values = answer.headers.get_all("warning").iter();
-        values.map(|v| v.to_str().unwrap().to_owned()).collect::<Vec<_>>().join(" ")
-    };
-    let policy =
-        json!({"metadata": {"name": "p"}, "spec": {"matchConstraints": {}, "validations": [{"expression": "true"}]}});
-    let made = api.post("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", &policy).await;
-    assert!(warning(&made).contains("does not enforce it yet"), "{}", warning(&made));
-    made.expect(201);
-}

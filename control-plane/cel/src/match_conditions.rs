@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::budget::Budget;
 use crate::expression::{CompileError, EvalError, Expect, Expression};
+use crate::variables::Variables;
 use kube_common::field::FieldError;
 use kube_common::names;
-use crate::variables::Variables;
 
 /// What a webhook's conditions may read.
 pub const WEBHOOK_VARIABLES: [&str; 6] =

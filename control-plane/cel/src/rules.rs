@@ -14,8 +14,8 @@ use serde_json::Value;
 use crate::budget::{Budget, POLICY_BUDGET};
 use crate::compile::{Declared, Plain};
 use crate::expression::{CompileError, EvalError, Expect, Expression};
-use kube_common::field::FieldError;
 use crate::variables::Variables;
+use kube_common::field::FieldError;
 
 pub use checks::validate;
 

@@ -3,7 +3,7 @@
 //! Two phases, as upstream: [`mutate`] before an object is prepared and checked by its kind, [`validate`] on what would be stored. Mutating:
 //! NamespaceLifecycle for every kind; ServiceAccount, Priority, RuntimeClass and DefaultTolerationSeconds for pods; TaintNodesByCondition for
 //! nodes; NodeRestriction for what agents write; the rules of signing requests; LimitRanger; mutating webhooks last. Validating:
-//! DenyServiceExternalIPs; no grant of permissions that are not held; LimitRanger; PodSecurity; validating webhooks. Quotas are charged where
+//! DenyServiceExternalIPs; no grant of permissions that are not held; LimitRanger; PodSecurity; admission policies; validating webhooks. Quotas are charged where
 //! an object is stored, see [`quota`]. Upstream counterparts: the plugins of these
 //! names under `plugin/pkg/admission`, `apiserver/pkg/admission`.
 
@@ -13,9 +13,9 @@ mod limits;
 mod node_restriction;
 mod pod_security;
 mod pods;
+pub mod policies;
 pub(crate) mod quota;
 mod runtime_class;
-mod unenforced;
 pub mod webhooks;
 
 use keelson_kinds::{ApiError, Cause, lookup};
@@ -88,7 +88,14 @@ pub async fn mutate(request: &Request<'_>, object: &mut Value) -> Result<Vec<Str
         (Operation::Update, Some(old)) => update(request.call, object, old)?,
         _ => {}
     }
-    webhooks::mutate(request, object).await
+    policies::mutate(request, object)?;
+    let before = object.clone();
+    let warnings = webhooks::mutate(request, object).await?;
+    if *object != before {
+        // What a webhook added has to be judged by those who judged before, as upstream's second round does.
+        policies::mutate(request, object)?;
+    }
+    Ok(warnings)
 }
 
 /// When an object is as it would be stored; without one for deletes. Returns what the client is warned of.
@@ -109,8 +116,8 @@ pub async fn validate(request: &Request<'_>, object: Option<&Value>) -> Result<V
     if let Some(object) = object {
         limits::check(request, object)?;
         warnings.extend(pod_security::check(request, object)?);
-        warnings.extend(unenforced::warnings(call, object, request.old));
     }
+    warnings.extend(policies::validate(request, object)?);
     warnings.extend(webhooks::validate(request, object).await?);
     Ok(warnings)
 }

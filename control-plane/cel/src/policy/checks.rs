@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::{Scope, list, text};
 use crate::expression::{CompileError, Expect, Expression};
-use kube_common::field::FieldError;
-use kube_common::names;
 use crate::match_conditions;
 use crate::value::json::RESERVED;
+use kube_common::field::FieldError;
+use kube_common::names;
 
 const MAX_AUDIT_ANNOTATIONS: usize = 20;
 const MAX_VALUE_EXPRESSION_BYTES: usize = 5 * 1024;

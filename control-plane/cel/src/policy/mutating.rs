@@ -14,10 +14,10 @@ use super::validating::Denial;
 use super::{Attributes, ResourceKind, Scope, is_policy_resource, list, matching, text, variables};
 use crate::budget::{Budget, MATCH_CONDITIONS_BUDGET, POLICY_BUDGET};
 use crate::expression::{CompileError, Expect, Expression};
-use kube_common::field::FieldError;
 use crate::library::authz::Authorizer;
 use crate::match_conditions::{self, FailurePolicy, MatchConditions, Matched, evaluation_error};
 use crate::variables::{NamedExpression, Variables};
+use kube_common::field::FieldError;
 
 const FORBIDDEN: u16 = 403;
 

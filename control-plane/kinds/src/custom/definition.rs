@@ -87,16 +87,6 @@ pub fn validate_update(new: &Value, old: &Value) -> Vec<FieldError> {
 #[must_use]
 pub fn unenforced(crd: &Value) -> Vec<String> {
     let mut out = Vec::new();
-    for version in val::list(crd, "spec.versions") {
-        let Some(schema) = val::at(version, "schema.openAPIV3Schema") else { continue };
-        let rules = Structural::parse(schema, &mut Patterns::default()).map_or(0, |schema| schema.rules());
-        if rules > 0 {
-            out.push(format!(
-                "version {}: {rules} x-kubernetes-validations are stored, but not evaluated by this server",
-                val::text(version, "name")
-            ));
-        }
-    }
     if val::text(crd, "spec.conversion.strategy") == "Webhook" {
         out.push(
             "spec.conversion.strategy: Webhook is stored, but this server converts by changing the apiVersion only"
@@ -238,6 +228,7 @@ fn schema(schema: &Value, status: bool, path: &str) -> Vec<FieldError> {
         }
     }
     errors.extend(keywords::check(schema, path));
+    errors.extend(keelson_cel::rules::validate(schema, path));
     if errors.is_empty() {
         errors.extend(init);
     }

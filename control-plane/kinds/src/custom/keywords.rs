@@ -13,7 +13,6 @@ use crate::val;
 /// Types of OpenAPI v3, in upstream's order.
 const TYPES: &[&str] = &["array", "boolean", "integer", "number", "object", "string"];
 /// Reasons that a rule may give.
-const REASONS: &[&str] = &["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];
 const META_FIELDS: &[&str] = &["metadata", "kind", "apiVersion"];
 
 /// Where a schema stands.
@@ -75,7 +74,6 @@ fn walk(schema: &Value, path: &str, place: &Place, errors: &mut Vec<FieldError>)
         }
     }
     extensions(schema, path, errors);
-    rules(schema, path, errors);
 }
 
 fn keywords(schema: &Value, path: &str, place: &Place, errors: &mut Vec<FieldError>) {
@@ -255,41 +253,6 @@ fn list_items(schema: &Value, list_type: &str, path: &str, errors: &mut Vec<Fiel
     }
 }
 
-/// What can be said of `x-kubernetes-validations` without compiling them.
-fn rules(schema: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    let lines = |text: &str| text.contains(['\n', '\r']);
-    for (i, rule) in val::list(schema, "x-kubernetes-validations").iter().enumerate() {
-        let at = |field: &str| format!("{path}.x-kubernetes-validations[{i}].{field}");
-        let (text, message) = (val::text(rule, "rule").trim(), val::text(rule, "message"));
-        if text.is_empty() {
-            errors.push(FieldError::required(at("rule"), "rule is not specified"));
-        } else if !message.is_empty() && message.trim().is_empty() {
-            errors.push(FieldError::invalid(at("message"), message, "message must be non-empty if specified"));
-        } else if lines(message.trim()) {
-            errors.push(FieldError::invalid(at("message"), message, "message must not contain line breaks"));
-        } else if lines(text) && message.trim().is_empty() {
-            let detail = "message must be specified if rule contains line breaks";
-            errors.push(FieldError::required(at("message"), detail));
-        }
-        let expression = val::text(rule, "messageExpression");
-        if !expression.is_empty() && expression.trim().is_empty() {
-            let detail = "messageExpression must be non-empty if specified";
-            errors.push(FieldError::required(at("messageExpression"), detail));
-        }
-        let reason = val::text(rule, "reason");
-        if !reason.is_empty() && !REASONS.contains(&reason) {
-            errors.push(FieldError::not_supported(at("reason"), reason, REASONS));
-        }
-        let field = val::text(rule, "fieldPath");
-        if !field.is_empty() && field.trim().is_empty() {
-            errors.push(FieldError::invalid(at("fieldPath"), field, "fieldPath must be non-empty if specified"));
-        }
-        if lines(field) {
-            errors.push(FieldError::invalid(at("fieldPath"), field, "fieldPath must not contain line breaks"));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -390,24 +353,6 @@ mod tests {
             [
                 "s.x-kubernetes-list-map-keys: Required value: must not be empty if x-kubernetes-list-type is map",
                 "s.items.type: Invalid value: \"string\": must be object if parent array's x-kubernetes-list-type is map",
-            ]
-        );
-    }
-
-    #[test]
-    fn rules_are_read() {
-        assert_eq!(
-            errors(&json!({"x-kubernetes-validations": [
-                {"rule": " "}, {"rule": "a", "message": " "}, {"rule": "a\nb"}, {"rule": "a", "reason": "x", "fieldPath": "\n"},
-            ]})),
-            [
-                "s.x-kubernetes-validations[0].rule: Required value: rule is not specified",
-                "s.x-kubernetes-validations[1].message: Invalid value: \" \": message must be non-empty if specified",
-                "s.x-kubernetes-validations[2].message: Required value: message must be specified if rule contains line breaks",
-                "s.x-kubernetes-validations[3].reason: Unsupported value: \"x\": supported values: \"FieldValueDuplicate\", \
-                 \"FieldValueForbidden\", \"FieldValueInvalid\", \"FieldValueRequired\"",
-                "s.x-kubernetes-validations[3].fieldPath: Invalid value: \"\\n\": fieldPath must be non-empty if specified",
-                "s.x-kubernetes-validations[3].fieldPath: Invalid value: \"\\n\": fieldPath must not contain line breaks",
             ]
         );
     }

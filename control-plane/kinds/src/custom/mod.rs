@@ -3,7 +3,7 @@
 //! A definition is validated as any object ([`definition`]), compiled ([`Definition`]: per served version a [`Version`] with its
 //! structural schema) and registered ([`Registry`]: one leaked [`crate::Resource`] per identity, whose compiled content is swapped in
 //! place when the definition changes). From then on a custom kind is a [`crate::Resource`] like any other; what is special hangs off
-//! [`crate::Strategy::custom`]. Not done here: rules in CEL, which are stored and not evaluated, and conversion by webhooks
+//! [`crate::Strategy::custom`]. Not done here: conversion by webhooks
 //! ([`unenforced`] says so).
 //!
 //! Upstream counterpart: `apiextensions-apiserver`.

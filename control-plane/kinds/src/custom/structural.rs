@@ -32,7 +32,7 @@ pub(crate) struct Structural {
     pub(crate) list_type: Option<String>,
     pub(crate) list_keys: Vec<String>,
     pub(crate) map_type: Option<String>,
-    /// Number of `x-kubernetes-validations`, which are stored and not evaluated.
+    /// Number of `x-kubernetes-validations`.
     pub(crate) rules: usize,
     pub(crate) values: Values,
 }
@@ -140,16 +140,6 @@ impl Structural {
             Some(Additional::Schema(schema)) => Some(schema),
             Some(Additional::Any(_)) | None => None,
         }
-    }
-
-    /// The schemas of which this one is built: items, fields, additional fields.
-    pub(crate) fn children(&self) -> impl Iterator<Item = &Self> {
-        self.items.as_deref().into_iter().chain(self.properties.values()).chain(self.additional_schema())
-    }
-
-    /// Number of rules in it that nobody evaluates.
-    pub(crate) fn rules(&self) -> usize {
-        self.rules + self.children().map(Self::rules).sum::<usize>()
     }
 }
 

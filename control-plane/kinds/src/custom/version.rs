@@ -6,6 +6,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use keelson_cel::rules::RuleSet;
 use serde_json::{Value, json};
 
 use super::columns::Table;
@@ -129,7 +130,8 @@ pub struct Version {
     /// The warning that every request gets, for deprecated versions.
     deprecation: Option<String>,
     schema: Structural,
-    source: Value,
+    rules: Option<RuleSet>,
+    source: Arc<Value>,
     fingerprint: u64,
 }
 
@@ -147,6 +149,7 @@ impl Version {
         let selectable = val::list(version, "selectableFields").iter().map(|field| val::text(field, "jsonPath"));
         let mut hasher = DefaultHasher::new();
         source.to_string().hash(&mut hasher);
+        let source = Arc::new(source);
         Ok(Self {
             name: name.to_owned(),
             storage_api_version: format!("{}/{}", about.group, about.storage),
@@ -157,6 +160,7 @@ impl Version {
             selectable: selectable.map(|path| path.trim_start_matches('.').to_owned()).collect(),
             deprecation,
             schema,
+            rules: RuleSet::compile(Arc::clone(&source)),
             source,
             fingerprint: hasher.finish(),
             api_version,
@@ -256,7 +260,7 @@ impl Version {
         errors.extend(self.scale.iter().flat_map(|scale| scale.validate(obj, Part::Main)));
         errors.extend(embedded::validate("", obj, &self.schema));
         errors.extend(lists::validate("", obj, &self.schema));
-        errors
+        self.judge(errors, obj, None)
     }
 
     /// Validates an update, beyond metadata; tolerates what was wrong before and did not change.
@@ -277,7 +281,15 @@ impl Version {
         if !repeated.is_empty() && lists::validate("", old, &self.schema).is_empty() {
             errors.extend(repeated);
         }
-        errors
+        self.judge(errors, new, Some(old))
+    }
+
+    /// The rules in CEL have their say only about what fits the schema: they may rely on it.
+    fn judge(&self, errors: Vec<FieldError>, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
+        match &self.rules {
+            Some(rules) if errors.is_empty() => rules.evaluate(new, old).errors,
+            _ => errors,
+        }
     }
 
     /// Values of the fields that field selectors may name.

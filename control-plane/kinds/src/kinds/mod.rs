@@ -123,6 +123,8 @@ pub(crate) static ALL: &[&Resource] = &[
     &volume::STORAGE_CLASSES,
     &volume::ATTACHMENTS,
     &volume::ATTRIBUTES_CLASSES,
+    &admission::MUTATING_POLICIES,
+    &admission::MUTATING_POLICY_BINDINGS,
     &webhook::MUTATING_WEBHOOKS,
     &admission::VALIDATING_POLICIES,
     &admission::VALIDATING_POLICY_BINDINGS,

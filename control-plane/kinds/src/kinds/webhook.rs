@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 
 use k8s_openapi::api::admissionregistration::v1 as admission;
+use keelson_cel::match_conditions::{self, WEBHOOK_VARIABLES};
 use serde_json::{Value, json};
 
 use crate::error::FieldError;
@@ -125,6 +126,8 @@ fn one_webhook(hook: &Value, at: &str) -> Vec<FieldError> {
         errors.extend(meta::selector(hook.get(field), &format!("{at}.{field}")));
     }
     errors.extend(client_config(hook, &format!("{at}.clientConfig")));
+    let conditions = hook.get("matchConditions").unwrap_or(&Value::Null);
+    errors.extend(match_conditions::validate(conditions, &format!("{at}.matchConditions"), &WEBHOOK_VARIABLES));
     errors
 }
 

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use keelson_cel::match_conditions::{FailurePolicy, MatchConditions, WEBHOOK_VARIABLES};
 use kube_common::selector::LabelSelector;
 use parking_lot::RwLock;
 use serde_json::Value;
@@ -14,15 +15,6 @@ use super::rules::Rule;
 use super::transport::Client;
 use crate::cache::{Filter, WatchCache};
 use crate::store::Revision;
-
-/// What a failure of the webhook means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FailurePolicy {
-    /// The request is refused.
-    Fail,
-    /// The request goes on.
-    Ignore,
-}
 
 /// Whether asking changes anything outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +34,7 @@ pub(super) struct Hook {
     pub(super) equivalent: bool,
     pub(super) namespaces: LabelSelector,
     pub(super) objects: LabelSelector,
+    pub(super) conditions: MatchConditions,
     pub(super) failure: FailurePolicy,
     pub(super) side_effects: SideEffects,
     pub(super) timeout: Duration,
@@ -64,7 +57,8 @@ impl Hook {
             equivalent: text("matchPolicy") != "Exact",
             namespaces: selector("namespaceSelector"),
             objects: selector("objectSelector"),
-            failure: if text("failurePolicy") == "Ignore" { FailurePolicy::Ignore } else { FailurePolicy::Fail },
+            conditions: MatchConditions::compile(&hook["matchConditions"], &WEBHOOK_VARIABLES),
+            failure: FailurePolicy::read(&hook["failurePolicy"]),
             side_effects: match text("sideEffects") {
                 "None" | "NoneOnDryRun" => SideEffects::None,
                 _ => SideEffects::Some,

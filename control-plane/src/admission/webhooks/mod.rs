@@ -12,14 +12,17 @@ mod transport;
 use std::sync::Arc;
 
 use futures::future::join_all;
+use keelson_cel::match_conditions::{FailurePolicy, Matched};
+use keelson_cel::{Budget, MATCH_CONDITIONS_BUDGET, Variables};
 use keelson_kinds::decode::{self, FieldValidation};
 use keelson_kinds::{ApiError, Reason, Resource, Scope, lookup};
 use kube_common::selector::LabelSelector;
 use serde_json::Value;
 
-use super::{Operation, Request};
+use super::{Operation, Request, policies};
 pub use config::Configurations;
-use config::{FailurePolicy, Hook, SideEffects};
+use config::{Hook, SideEffects};
+pub(super) use review::options;
 
 /// Group whose configurations and policies no webhook is asked about.
 const OWN_GROUP: &str = "admissionregistration.k8s.io";
@@ -96,11 +99,31 @@ fn applies<'a>(hook: &'a Hook, request: &Request<'_>, object: &Value) -> Result<
     if !selected(object) && !request.old.is_some_and(selected) {
         return Ok(None);
     }
+    if !hook.conditions.is_empty() && !conditions_hold(hook, request, object)? {
+        return Ok(None);
+    }
     if request.dry_run && hook.side_effects == SideEffects::Some {
         let why = format!("admission webhook {:?} does not support dry run", hook.name);
         return Err(ApiError::bad_request(why));
     }
     Ok(Some(Invocation { hook, res }))
+}
+
+/// Whether the webhook's conditions hold for a request that its rules name.
+fn conditions_hold(hook: &Hook, request: &Request<'_>, object: &Value) -> Result<bool, ApiError> {
+    let asked = policies::request_variable(request);
+    let authorizer = policies::authorizer(request);
+    let variables = Variables::new()
+        .json("object", Some(object).filter(|object| !object.is_null()))
+        .json("oldObject", request.old)
+        .json("request", Some(&asked))
+        .authorizer(&authorizer, policies::request_resource(request));
+    let mut budget = Budget::new(MATCH_CONDITIONS_BUDGET);
+    match hook.conditions.evaluate(&variables, hook.failure, &mut budget) {
+        Matched::Yes => Ok(true),
+        Matched::No(_) => Ok(false),
+        Matched::Refused(why) => Err(ApiError::forbidden(request.call.res, request.name, &why)),
+    }
 }
 
 /// Asks the mutating webhooks and applies what they answer.

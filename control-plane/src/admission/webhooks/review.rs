@@ -71,13 +71,6 @@ fn resource_of(res: &Resource) -> Value {
 pub(super) fn request(invocation: &Invocation<'_>, request: &Request<'_>, object: &Value, uid: &str) -> Vec<u8> {
     let call = request.call;
     let subresource = call.subresource.as_str();
-    let options = match request.operation {
-        Operation::Connect => Value::Null,
-        Operation::Create => json!({"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"}),
-        Operation::Update if call.verb == "patch" => json!({"kind": "PatchOptions", "apiVersion": "meta.k8s.io/v1"}),
-        Operation::Update => json!({"kind": "UpdateOptions", "apiVersion": "meta.k8s.io/v1"}),
-        Operation::Delete => json!({"kind": "DeleteOptions", "apiVersion": "meta.k8s.io/v1"}),
-    };
     let mut asked = json!({
         "uid": uid,
         "kind": kind_of(invocation.res, subresource),
@@ -89,7 +82,7 @@ pub(super) fn request(invocation: &Invocation<'_>, request: &Request<'_>, object
         "object": shown(invocation, request, object),
         "oldObject": request.old.map_or(Value::Null, |old| shown(invocation, request, old)),
         "dryRun": request.dry_run,
-        "options": options_with(call, options),
+        "options": options(request),
     });
     for (key, value) in [("name", request.name), ("namespace", request.namespace)] {
         if !value.is_empty() {
@@ -104,17 +97,25 @@ pub(super) fn request(invocation: &Invocation<'_>, request: &Request<'_>, object
     json!({"kind": "AdmissionReview", "apiVersion": version, "request": asked}).to_string().into_bytes()
 }
 
-fn options_with(call: &crate::http::Call, mut options: Value) -> Value {
-    if options.is_object() {
-        for key in ["fieldManager", "fieldValidation"] {
-            if !call.query.get(key).is_empty() {
-                options[key] = json!(call.query.get(key));
-            }
+/// The options of the request as an object: `CreateOptions` and its like.
+pub(in crate::admission) fn options(request: &Request<'_>) -> Value {
+    let call = request.call;
+    let kind = match request.operation {
+        Operation::Connect => return Value::Null,
+        Operation::Create => "CreateOptions",
+        Operation::Update if call.verb == "patch" => "PatchOptions",
+        Operation::Update => "UpdateOptions",
+        Operation::Delete => "DeleteOptions",
+    };
+    let mut options = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
+    for key in ["fieldManager", "fieldValidation"] {
+        if !call.query.get(key).is_empty() {
+            options[key] = json!(call.query.get(key));
         }
-        let dry: Vec<&str> = call.query.all("dryRun").filter(|value| !value.is_empty()).collect();
-        if !dry.is_empty() {
-            options["dryRun"] = json!(dry);
-        }
+    }
+    let dry: Vec<&str> = call.query.all("dryRun").filter(|value| !value.is_empty()).collect();
+    if !dry.is_empty() {
+        options["dryRun"] = json!(dry);
     }
     options
 }
