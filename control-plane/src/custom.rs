@@ -4,6 +4,7 @@
 //! its definition says `Established`, so that who waits for that finds it there. Upstream counterparts: the controllers of
 //! `apiextensions-apiserver/pkg/controller` (naming, establish, finalizer) and its `customresource_handler.go`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,7 +145,7 @@ impl Keeper {
             return Ok(());
         };
         let selectable: Vec<String> =
-            resources.iter().flat_map(|res| res.strategy.selectable_names()).map(|name| name.into_owned()).collect();
+            resources.iter().flat_map(|res| res.strategy.selectable_names()).map(Cow::into_owned).collect();
         let seen = Seen { revision: revision(crd), prefix: first.storage_prefix, selectable };
         let same = self.served.get(name(crd)).is_some_and(|before| before.selectable == seen.selectable);
         if !same || self.server.hub.cache(first).is_none() {

@@ -377,7 +377,7 @@ mod tests {
 
     #[test]
     fn the_document_survives_the_wire() {
-        let bytes = document();
+        let bytes = document(keelson_kinds::resources());
         let read = Document::decode(&bytes[..]).unwrap();
         assert_eq!(read.swagger, "2.0");
         let definitions = read.definitions.unwrap().additional_properties;

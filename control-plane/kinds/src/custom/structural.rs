@@ -238,7 +238,7 @@ mod tests {
         }));
         assert_eq!(schema.field("a").and_then(|a| a.items.as_ref()).map(|i| i.kind.as_str()), Some("string"));
         assert_eq!(schema.field("b").and_then(|b| b.values.minimum), Some(1.0));
-        assert_eq!((schema.rules(), schema.values.any_of[0].values.required.as_slice()), (1, &["a".to_owned()][..]));
+        assert_eq!((schema.rules, schema.values.any_of[0].values.required.as_slice()), (1, &["a".to_owned()][..]));
     }
 
     #[test]
