@@ -29,6 +29,7 @@ mod pod_gc;
 mod pods;
 mod replicaset;
 mod revisions;
+mod role_aggregation;
 mod run;
 mod scheduler;
 mod statefulset;

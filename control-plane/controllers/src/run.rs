@@ -26,6 +26,7 @@ use crate::node_ipam::NodeIpam;
 use crate::node_lifecycle::shell::{NodeHealth, TaintEviction};
 use crate::pod_gc::PodGc;
 use crate::replicaset::shell::Replicas;
+use crate::role_aggregation::RoleAggregation;
 use crate::scheduler::shell::Scheduler;
 use crate::statefulset::shell::StatefulSets;
 use crate::ttl_after_finished::TtlAfterFinished;
@@ -115,6 +116,7 @@ fn controllers(caches: &Arc<Caches>, events: &Events, config: &Config, starters:
     add!(starters, CronJobs::new(caches, events.clone()), WORKERS);
     add!(starters, TtlAfterFinished::new(caches), WORKERS);
     add!(starters, Disruptions::new(caches), 1);
+    add!(starters, RoleAggregation::new(caches), 1);
     add!(starters, Slices::new(caches, events.clone()), WORKERS);
     add!(starters, LegacyEndpoints::new(caches), WORKERS);
     add!(starters, Namespaces::new(caches), WORKERS);

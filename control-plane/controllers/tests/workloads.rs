@@ -16,6 +16,7 @@ use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolumeClaim, Pod, ReplicationController, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::ClusterRole;
 use keelson_controllers::{Config, run_all};
 use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy};
 use kube::{Api, Resource};
@@ -107,7 +108,8 @@ async fn workloads_on_the_real_api_server() -> anyhow::Result<()> {
         stateful_sets(&space),
         jobs(&space),
         cron_jobs(&space),
-        budgets(&space)
+        budgets(&space),
+        roles(&space)
     )?;
     lost_later.abort();
     a_silent_node_loses_its_pods(&space).await?;
@@ -348,6 +350,33 @@ async fn budgets(space: &Space) -> anyhow::Result<()> {
     space.api::<Deployment>().delete("kept", &DeleteParams::background()).await?;
     space.api::<PodDisruptionBudget>().delete("kept", &DeleteParams::default()).await?;
     eventually("its pods go", || async { space.pods("kept").await.is_empty().then_some(()) }).await
+}
+
+/// What an operator labels for `view` is in `view`, `edit` and `admin`, and goes with its role.
+async fn roles(space: &Space) -> anyhow::Result<()> {
+    let roles: Api<ClusterRole> = Api::all(space.client.clone());
+    let role = parse(
+        json!({"metadata": {"name": "foo-view", "labels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}},
+        "rules": [{"apiGroups": ["example.com"], "resources": ["foos"], "verbs": ["get"]}]}),
+    )?;
+    roles.create(&PostParams::default(), &role).await?;
+    let has = |name: &'static str, wanted: bool| {
+        let roles = roles.clone();
+        async move {
+            let rules = roles.get(name).await.ok()?.rules.unwrap_or_default();
+            let foos = rules.iter().any(|rule| rule.resources.iter().flatten().any(|resource| resource == "foos"));
+            let pods = rules.iter().any(|rule| rule.resources.iter().flatten().any(|resource| resource == "pods"));
+            (foos == wanted && pods).then_some(())
+        }
+    };
+    for name in ["view", "edit", "admin"] {
+        eventually(&format!("{name} takes the rule in"), || has(name, true)).await?;
+    }
+    roles.delete("foo-view", &DeleteParams::default()).await?;
+    for name in ["view", "edit", "admin"] {
+        eventually(&format!("{name} gives the rule up"), || has(name, false)).await?;
+    }
+    Ok(())
 }
 
 fn is_ready(pod: &Pod) -> bool {

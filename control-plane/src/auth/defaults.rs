@@ -1,7 +1,7 @@
 //! The roles and bindings a new cluster starts with: upstream's names and, for the kinds served here, upstream's rules.
 //!
-//! Upstream counterpart: `plugin/pkg/auth/authorizer/rbac/bootstrappolicy`. `admin`, `edit` and `view` carry their rules themselves; nothing
-//! aggregates into them yet.
+//! Upstream counterpart: `plugin/pkg/auth/authorizer/rbac/bootstrappolicy`. `admin`, `edit` and `view` begin with their rules; what else
+//! aggregates into them is the controller's work.
 
 use serde_json::{Value, json};
 
@@ -24,6 +24,24 @@ fn role(name: &str, rules: Vec<Value>) -> Value {
     json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "rules": rules,
         "metadata": {"name": name, "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"},
             "annotations": {"rbac.authorization.kubernetes.io/autoupdate": "true"}}})
+}
+
+/// A role whose rules are those of all roles that are labelled for it; itself part of `of`.
+fn aggregate(name: &str, rules: Vec<Value>, of: Option<&str>) -> Value {
+    let mut out = role(name, rules);
+    let label = |name: &str| format!("{RBAC}/aggregate-to-{name}");
+    out["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": {label(name): "true"}}]});
+    if let Some(of) = of {
+        out["metadata"]["labels"][label(of)] = json!("true");
+    }
+    out
+}
+
+/// The rules that aggregate into `name`.
+fn part(name: &str, rules: Vec<Value>) -> Value {
+    let mut out = role(&format!("system:aggregate-to-{name}"), rules);
+    out["metadata"]["labels"][format!("{RBAC}/aggregate-to-{name}")] = json!("true");
+    out
 }
 
 fn binding(name: &str, role: &str, subjects: &[(&str, &str)]) -> Value {
@@ -163,9 +181,12 @@ pub fn cluster_roles() -> Vec<Value> {
     let events = || rule(&["", "events.k8s.io"], &["events"], &["create", "patch", "update"]);
     vec![
         role("cluster-admin", vec![rule(&["*"], &["*"], &["*"]), json!({"nonResourceURLs": ["*"], "verbs": ["*"]})]),
-        role("admin", admin_rules()),
-        role("edit", edit_rules()),
-        role("view", view_rules()),
+        aggregate("admin", admin_rules(), None),
+        aggregate("edit", edit_rules(), Some("admin")),
+        aggregate("view", view_rules(), Some("edit")),
+        part("admin", admin_rules()),
+        part("edit", edit_rules()),
+        part("view", view_rules()),
         role("system:discovery", vec![urls(&discovery)]),
         role("system:public-info-viewer", vec![urls(&health)]),
         role(

@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use tokio_util::sync::CancellationToken;
@@ -75,6 +76,8 @@ pub struct Caches {
     pub cron_jobs: Arc<Cache<CronJob>>,
     /// Disruption budgets.
     pub budgets: Arc<Cache<PodDisruptionBudget>>,
+    /// Cluster roles.
+    pub cluster_roles: Arc<Cache<ClusterRole>>,
     /// Service accounts.
     pub service_accounts: Arc<Cache<ServiceAccount>>,
     /// Only those named [`ROOT_CA_CONFIG_MAP`].
@@ -104,6 +107,7 @@ impl Caches {
             jobs: Cache::new(strip_meta),
             cron_jobs: Cache::new(strip_meta),
             budgets: Cache::new(strip_meta),
+            cluster_roles: Cache::new(strip_meta),
             service_accounts: Cache::new(strip_meta),
             root_ca_maps: Cache::new(strip_meta),
             node_leases: Cache::new(strip_meta),
@@ -132,6 +136,7 @@ impl Caches {
         watch(&self.jobs, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.cron_jobs, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.budgets, Api::all(client.clone()), &all, tracker, shutdown);
+        watch(&self.cluster_roles, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.service_accounts, Api::all(client.clone()), &all, tracker, shutdown);
         watch(&self.root_ca_maps, Api::all(client.clone()), &root_ca, tracker, shutdown);
         watch(&self.node_leases, leases, &all, tracker, shutdown);
@@ -158,6 +163,7 @@ impl Caches {
         synced(&self.jobs).await;
         synced(&self.cron_jobs).await;
         synced(&self.budgets).await;
+        synced(&self.cluster_roles).await;
         synced(&self.service_accounts).await;
         synced(&self.root_ca_maps).await;
         synced(&self.node_leases).await;
