@@ -9,20 +9,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use keelson_kinds::custom::{self, CLEANUP_FINALIZER, Terminating};
 use keelson_kinds::deletion::{self, DeleteOptions, Deletion};
-use keelson_kinds::{ApiError, Resource, lookup};
+use keelson_kinds::{ApiError, Reason, Resource, lookup};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Filter, WatchCache};
-use crate::server::{Change, Server};
+use crate::server::{Also, Change, Server};
 use crate::store::Revision;
 
-/// The pause after a failure.
+/// The pause after a failure, and between looks at objects that something holds.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long the objects of a definition that goes are waited for until they are deleted again.
-const DELETE_AGAIN: Duration = Duration::from_secs(5);
+/// Deletes that run at once, so that they share commits.
+const PARALLEL: usize = 64;
 
 /// The kind of definitions.
 #[must_use]
@@ -34,6 +35,23 @@ pub fn definitions() -> Option<&'static Resource> {
 #[must_use]
 pub fn is_definition(res: &Resource) -> bool {
     definitions().is_some_and(|definitions| std::ptr::eq(definitions, res))
+}
+
+/// What has to stay as it is while an object of a custom kind is stored: its definition. `None` for other kinds.
+///
+/// # Errors
+/// 404 when the definition is gone, 405 while it goes.
+pub fn guard(server: &Server, res: &Resource) -> Result<Option<Also>, ApiError> {
+    if res.strategy.custom().is_none() {
+        return Ok(None);
+    }
+    let definitions = definitions().ok_or_else(ApiError::no_such_resource)?;
+    let key = definitions.key("", &res.group_resource());
+    let found = server.cache(definitions)?.get(&key).ok_or_else(ApiError::no_such_resource)?;
+    if !found.value()["metadata"]["deletionTimestamp"].is_null() {
+        return Err(ApiError::method_not_allowed(res, "create"));
+    }
+    Ok(Some(Also { key: Arc::clone(&found.key), read_at: found.revision, object: None }))
 }
 
 /// What is known of a definition that was looked at.
@@ -170,14 +188,21 @@ impl Keeper {
         }
         let now = jiff::Timestamp::now();
         // No new object may come while the old ones go.
-        let served = self.server.registry.register(crd).map_err(ApiError::internal)?;
-        if let Some(first) = served.first() {
-            let left = self.delete_objects(first).await?;
-            if left > 0 {
-                self.write(crd, |current| custom::terminating(current, &Terminating::InProgress, now)).await?;
-                tracing::debug!(definition = name(crd), left, "objects of a definition that goes are still there");
-                return Ok(Some(DELETE_AGAIN.min(RETRY)));
-            }
+        self.server.registry.register(crd).map_err(ApiError::internal)?;
+        let res = self.server.registry.stored(crd).map_err(ApiError::internal)?;
+        if self.server.hub.cache(res).is_none() {
+            self.server.hub.add(res).await.map_err(crate::server::store_error)?;
+            self.served.entry(name(crd).to_owned()).or_insert_with(|| Seen {
+                revision: 0,
+                prefix: res.storage_prefix,
+                selectable: Vec::new(),
+            });
+        }
+        let left = self.delete_objects(res).await?;
+        if left > 0 {
+            self.write(crd, |current| custom::terminating(current, &Terminating::InProgress, now)).await?;
+            tracing::debug!(definition = name(crd), left, "objects of a definition that goes are still there");
+            return Ok(Some(RETRY));
         }
         self.write(crd, |current| custom::terminating(current, &Terminating::Completed, now)).await?;
         Ok(None)
@@ -187,32 +212,42 @@ impl Keeper {
     async fn delete_objects(&self, res: &'static Resource) -> Result<usize, ApiError> {
         let Some(cache) = self.server.hub.cache(res) else { return Ok(0) };
         let listed = cache.list(res.storage_prefix, None, &Filter::default(), 0);
-        for object in &listed.objects {
-            let options = DeleteOptions::default();
-            let deleted = self.server.change(res, &object.namespace, &object.name, |current| {
-                Ok(match deletion::begin(res, current, &options, jiff::Timestamp::now())? {
-                    Deletion::Remove(value) => Change::Remove(value),
-                    Deletion::Update(value) => Change::Put(value),
-                    Deletion::Pending => Change::Keep,
-                })
-            });
-            match deleted.await {
-                Err(error) if error.reason != keelson_kinds::Reason::NotFound => return Err(error),
-                _ => {}
-            }
-        }
+        let server = &self.server;
+        let deleted: Vec<Result<(), ApiError>> = futures::stream::iter(listed.objects)
+            .map(|object| async move {
+                let options = DeleteOptions::default();
+                let deleting = server.change(res, &object.namespace, &object.name, |current| {
+                    Ok(match deletion::begin(res, current, &options, jiff::Timestamp::now())? {
+                        Deletion::Remove(value) => Change::Remove(value),
+                        Deletion::Update(value) => Change::Put(value),
+                        Deletion::Pending => Change::Keep,
+                    })
+                });
+                match deleting.await {
+                    Err(error) if error.reason != Reason::NotFound => Err(error),
+                    _ => Ok(()),
+                }
+            })
+            .buffer_unordered(PARALLEL)
+            .collect()
+            .await;
+        deleted.into_iter().collect::<Result<(), ApiError>>()?;
         Ok(cache.len())
     }
 
+    /// Changes the definition that was looked at; one that has changed meanwhile is looked at again by itself.
     async fn write(&self, crd: &Value, change: impl Fn(&mut Value) + Send + Sync) -> Result<(), ApiError> {
         let Some(res) = definitions() else { return Ok(()) };
         let written = self.server.change(res, "", name(crd), |current| {
+            if revision(current) != revision(crd) {
+                return Ok(Change::Keep);
+            }
             let mut new = current.clone();
             change(&mut new);
             Ok(if deletion::is_finished(res, &new) { Change::Remove(new) } else { Change::Put(new) })
         });
         match written.await {
-            Err(error) if error.reason != keelson_kinds::Reason::NotFound => Err(error),
+            Err(error) if error.reason != Reason::NotFound => Err(error),
             _ => Ok(()),
         }
     }

@@ -128,8 +128,8 @@ pub struct Also {
     pub key: Arc<str>,
     /// The revision it was read at; no other may be overwritten.
     pub read_at: Revision,
-    /// What is to be stored.
-    pub object: Value,
+    /// What is to be stored; `None` when it only has to stay as it was read.
+    pub object: Option<Value>,
 }
 
 /// How an insert ended.
@@ -146,10 +146,13 @@ pub enum Inserted {
 /// Adds changes behind the one of the object, each of which has a revision of its own; how many. Who sees the last of them in a cache
 /// finds the object in its cache too.
 fn take_along(txn: &mut Txn, also: Vec<Also>) -> Revision {
-    let behind = also.len() as Revision;
+    let mut behind = 0;
     for Also { key, read_at, object } in also {
         txn.expect.push((Arc::clone(&key), Expect::ModRevision(read_at)));
-        txn.ops.push(Op::Put { key, value: cache::encode(&object) });
+        if let Some(object) = object {
+            txn.ops.push(Op::Put { key, value: cache::encode(&object) });
+            behind += 1;
+        }
     }
     behind
 }

@@ -234,3 +234,32 @@ async fn names_are_first_come_first_served() {
     }
     panic!("the name became free and was not taken");
 }
+
+#[tokio::test]
+async fn nobody_defines_a_kind_of_the_servers_own() {
+    let api = api().await;
+    let mut own = definition();
+    own["metadata"] = json!({"name": "customresourcedefinitions.apiextensions.k8s.io", "annotations": {"api-approved.kubernetes.io": "unapproved"}});
+    own["spec"]["group"] = json!("apiextensions.k8s.io");
+    own["spec"]["names"] = json!({"plural": "customresourcedefinitions", "kind": "Mine"});
+    let refused = api.post(CRDS, &own).await.expect(422);
+    assert!(refused["message"].as_str().unwrap().contains("this is a kind of the server's own"), "{refused}");
+}
+
+#[tokio::test]
+async fn objects_go_with_a_definition_that_serves_nothing() {
+    let api = api().await;
+    api.post(FOOS, &foo("a", "red")).await.expect(201);
+    let ops = json!([{"op": "replace", "path": "/spec/versions/0/served", "value": false}, {"op": "replace", "path": "/spec/versions/1/served", "value": false}]);
+    api.patch(&format!("{CRDS}/foos.example.com"), "json-patch", &ops).await.expect(200);
+    api.delete(&format!("{CRDS}/foos.example.com"), &json!({})).await.expect(200);
+    for _ in 0..500 {
+        if api.get(&format!("{CRDS}/foos.example.com")).await.status == 404 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    api.post(CRDS, &definition()).await.expect(201);
+    established(&api).await;
+    assert_eq!(api.get(FOOS).await.expect(200)["items"], json!([]), "the old object is gone for good");
+}

@@ -170,3 +170,22 @@ async fn rules_of_custom_kinds_judge_new_and_old() {
     );
     api.patch(&format!("{bars}/b"), "merge-patch", &json!({"spec": {"most": 9}})).await.expect(200);
 }
+
+#[tokio::test]
+async fn policies_are_asked_about_connections_and_subresources() {
+    let api = Api::start().await;
+    api.account("default", "default").await;
+    api.post("/api/v1/namespaces/default/pods", &common::pod("p")).await.expect(201);
+    let rules = json!({"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CONNECT", "CREATE"], "resources": ["pods/exec", "pods/eviction"]}]});
+    validating(
+        &api,
+        "p",
+        json!({"matchConstraints": rules, "validations": [{"expression": "false", "message": "nobody"}]}),
+        json!({}),
+    )
+    .await;
+    let refused = api.get("/api/v1/namespaces/default/pods/p/exec?command=id&stdout=true").await.expect(422);
+    assert!(refused["message"].as_str().unwrap().ends_with("denied request: nobody"), "{refused}");
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}});
+    api.post("/api/v1/namespaces/default/pods/p/eviction", &eviction).await.expect(422);
+}

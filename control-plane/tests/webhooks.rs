@@ -51,6 +51,13 @@ fn respond(path: &str, request: &Value) -> Option<Value> {
         "/port" => {
             patched(json!([{"op": "add", "path": "/spec/containers/0/ports", "value": [{"containerPort": 99_999}]}]))
         }
+        "/side" => {
+            patched(json!([{"op": "add", "path": "/spec/containers/-", "value": {"name": "side", "image": "busybox"}}]))
+        }
+        "/bomb" => {
+            let copies = (0..40).map(|n| json!({"op": "copy", "from": "/metadata", "path": format!("/metadata/a{n}")}));
+            patched(Value::Array(copies.collect()))
+        }
         "/other-uid" => json!({"uid": "other", "allowed": true}),
         _ => return None,
     })
@@ -305,4 +312,38 @@ async fn events_are_seen_in_the_version_that_a_webhook_names() {
     let asked = hook.last();
     assert_eq!(asked["object"]["apiVersion"], "events.k8s.io/v1");
     assert_eq!((&asked["object"]["note"], &asked["requestResource"]["group"]), (&json!("m"), &json!("")));
+}
+
+#[tokio::test]
+async fn what_a_webhook_adds_gets_what_the_server_adds() {
+    let (api, hook) = (Api::start().await, Webhook::start().await);
+    api.account("default", "default").await;
+    let range = json!({"metadata": {"name": "r"}, "spec": {"limits": [{"type": "Container", "default": {"cpu": "1"}, "max": {"cpu": "2"}}]}});
+    api.post("/api/v1/namespaces/default/limitranges", &range).await.expect(201);
+    mutating(&api, "m", json!([hook.hook("/side", "", &["pods"], &["CREATE"])])).await;
+    let made = api.post(PODS, &pod("p")).await.expect(201);
+    let side = &made["spec"]["containers"][1];
+    assert_eq!((&side["name"], &side["resources"]["limits"]["cpu"]), (&json!("side"), &json!("1")));
+    assert_eq!(side["volumeMounts"][0]["mountPath"], "/var/run/secrets/kubernetes.io/serviceaccount");
+    assert_eq!(made["spec"]["containers"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_patch_that_grows_without_end_is_stopped() {
+    let (api, hook) = (Api::start().await, Webhook::start().await);
+    mutating(&api, "m", json!([hook.hook("/bomb", "", &["configmaps"], &["CREATE"])])).await;
+    let refused = api.post(MAPS, &config_map("a", "x")).await.expect(500);
+    assert!(refused["message"].as_str().unwrap().contains("the accumulated size increase of copy"), "{refused}");
+}
+
+#[tokio::test]
+async fn an_object_selector_excludes_deletes_too() {
+    let (api, hook) = (Api::start().await, Webhook::start().await);
+    let mut body = config_map("a", "x");
+    body["metadata"]["labels"]["skip"] = json!("me");
+    api.post(MAPS, &body).await.expect(201);
+    let mut webhook = hook.hook("/deny", "", &["configmaps"], &["DELETE"]);
+    webhook["objectSelector"] = json!({"matchExpressions": [{"key": "skip", "operator": "DoesNotExist"}]});
+    validating(&api, "v", json!([webhook])).await;
+    api.delete(&format!("{MAPS}/a"), &json!({})).await.expect(200);
 }

@@ -276,6 +276,11 @@ fn deep_expressions_are_refused_or_fit() {
         format!("object{}", "[0]".repeat(5_000)),
         "object.x ? 1 : ".repeat(3_000) + "2",
         "[".repeat(100_000),
+        // What hides the rest from a careless reader: a backslash in a raw text, a quote in a comment, three quotes, an open text.
+        format!("r\"\\\" == object{}", ".b".repeat(49_000)),
+        format!("// \"\nobject{}", ".b".repeat(49_000)),
+        format!("\"\"\"\"\"\" == object{}", ".b".repeat(49_000)),
+        format!("' \n object{}", ".b".repeat(49_000)),
     ] {
         let error = Expression::compile(&text, &NAMES, Expect::Any).expect_err("too deep");
         assert!(matches!(error, CompileError::TooDeep { .. } | CompileError::Invalid(_)), "{error}");

@@ -5,6 +5,8 @@
 mod json;
 mod strategic;
 
+pub use json::{PatchError, bounded};
+
 use serde_json::Value;
 
 use crate::decode::{self, Target};

@@ -18,6 +18,7 @@ pub(crate) mod quota;
 mod runtime_class;
 pub mod webhooks;
 
+use keelson_cel::policy::mutating::Reinvocation;
 use keelson_kinds::{ApiError, Cause, lookup};
 use serde_json::{Value, json};
 
@@ -83,19 +84,27 @@ impl<'a> Request<'a> {
 /// # Errors
 /// 403, 404, and what webhooks answer.
 pub async fn mutate(request: &Request<'_>, object: &mut Value) -> Result<Vec<String>, ApiError> {
-    match (request.operation, request.old) {
-        (Operation::Create, _) => create(request.call, object).await?,
-        (Operation::Update, Some(old)) => update(request.call, object, old)?,
-        _ => {}
-    }
-    policies::mutate(request, object)?;
+    built_in(request, object).await?;
+    let mut again = Reinvocation::default();
     let before = object.clone();
+    policies::mutate(request, object, &mut again)?;
     let warnings = webhooks::mutate(request, object).await?;
     if *object != before {
-        // What a webhook added has to be judged by those who judged before, as upstream's second round does.
-        policies::mutate(request, object)?;
+        // What others made of it goes through the steps of the server once more: a container that was added wants its defaults.
+        built_in(request, object).await?;
+        if again.second_pass(object) {
+            policies::mutate(request, object, &mut again)?;
+        }
     }
     Ok(warnings)
+}
+
+async fn built_in(request: &Request<'_>, object: &mut Value) -> Result<(), ApiError> {
+    match (request.operation, request.old) {
+        (Operation::Create, _) => create(request.call, object).await,
+        (Operation::Update, Some(old)) => update(request.call, object, old),
+        _ => Ok(()),
+    }
 }
 
 /// When an object is as it would be stored; without one for deletes. Returns what the client is warned of.
@@ -147,7 +156,9 @@ async fn create(call: &Call, object: &mut Value) -> Result<(), ApiError> {
 pub async fn create_subresource(call: &Call, object: &mut Value, dry_run: bool) -> Result<Vec<String>, ApiError> {
     node_restriction::check(call, &call.namespace, &call.name, Write::Create(object))?;
     let request = Request::new(call, Operation::Create, None, dry_run);
+    policies::mutate(&request, object, &mut Reinvocation::default())?;
     let mut warnings = webhooks::mutate(&request, object).await?;
+    warnings.extend(policies::validate(&request, Some(object))?);
     warnings.extend(webhooks::validate(&request, Some(object)).await?);
     Ok(warnings)
 }
@@ -212,6 +223,7 @@ pub async fn connect(call: &Call, options: &Value) -> Result<(), ApiError> {
     let request = Request::new(call, Operation::Connect, None, false);
     let mut options = options.clone();
     webhooks::mutate(&request, &mut options).await?;
+    policies::validate(&request, Some(&options))?;
     webhooks::validate(&request, Some(&options)).await?;
     Ok(())
 }

@@ -10,6 +10,7 @@ use keelson_cel::policy::{Attributes, ParamKind, ParamLookup, ResourceKind};
 use keelson_cel::{Authorizer, Check, Decision, ResourceTarget, Target};
 use keelson_kinds::decode::{self, FieldValidation};
 use keelson_kinds::ownership::Kind;
+use keelson_kinds::patch::{self, PatchError};
 use keelson_kinds::{ApiError, Cause, Reason, Resource, lookup};
 use keelson_managed_fields::schema::JsonSchema;
 use keelson_managed_fields::{Versions, typed};
@@ -277,7 +278,7 @@ pub(super) fn validate(request: &Request<'_>, object: Option<&Value>) -> Result<
 }
 
 /// Lets the mutating policies change the object.
-pub(super) fn mutate(request: &Request<'_>, object: &mut Value) -> Result<(), ApiError> {
+pub(super) fn mutate(request: &Request<'_>, object: &mut Value, again: &mut Reinvocation) -> Result<(), ApiError> {
     if !matches!(request.operation, Operation::Create | Operation::Update) {
         return Ok(());
     }
@@ -294,11 +295,10 @@ pub(super) fn mutate(request: &Request<'_>, object: &mut Value) -> Result<(), Ap
     let policies: Vec<(&MutatingPolicy, &[MutatingBinding])> =
         compiled.iter().map(|(policy, bindings)| (policy, bindings.as_slice())).collect();
     let authorizer = authorizer(request);
-    let mut reinvocation = Reinvocation::default();
     let outcome = {
         let attributes = asked.attributes(request, Some(object));
         let patcher = ToKind { res: request.call.res, subresource: &request.call.subresource };
-        mutating::evaluate(&policies, &attributes, &Params(server), Some(&authorizer), &patcher, &mut reinvocation)
+        mutating::evaluate(&policies, &attributes, &Params(server), Some(&authorizer), &patcher, again)
     };
     refused(request, &outcome.denials, true)?;
     if let Some(changed) = outcome.object {
@@ -327,10 +327,11 @@ impl Patcher for ToKind<'_> {
 
     fn json_patch(&self, object: &Value, operations: &Value) -> Result<Option<Value>, String> {
         let patch: json_patch::Patch = serde_json::from_value(operations.clone()).map_err(|error| error.to_string())?;
-        let mut patched = object.clone();
-        match json_patch::patch(&mut patched, &patch) {
-            Ok(()) => Ok(Some(patched)),
-            Err(error) if matches!(error.kind, json_patch::PatchErrorKind::TestFailed) => Ok(None),
+        match patch::bounded(object, &patch) {
+            Ok(patched) => Ok(Some(patched)),
+            Err(PatchError::Operation(error)) if matches!(error.kind, json_patch::PatchErrorKind::TestFailed) => {
+                Ok(None)
+            }
             Err(error) => Err(error.to_string()),
         }
     }

@@ -59,7 +59,7 @@ pub(crate) fn charge(request: &Request<'_>, object: &Value) -> Result<Vec<Also>,
         let at = stored.iter().position(|object| *object.name == *charge.quota)?;
         let mut quota = quotas[at].clone();
         charge.apply_to(&mut quota);
-        Some(Also { key: Arc::clone(&stored[at].key), read_at: stored[at].revision, object: quota })
+        Some(Also { key: Arc::clone(&stored[at].key), read_at: stored[at].revision, object: Some(quota) })
     };
     Ok(charges.iter().filter_map(also).collect())
 }

@@ -38,8 +38,12 @@ pub async fn evict(call: &Call) -> Result<Response<Body>, ApiError> {
         .get(call.res, &call.namespace, &call.name)
         .ok_or_else(|| ApiError::not_found(call.res, &call.name))?;
     let finished = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed" | "Pending"));
-    if !finished && pod["metadata"]["deletionTimestamp"].is_null() {
-        spend_budget(call, &pod, options.dry_run).await?;
+    let spent = !finished
+        && pod["metadata"]["deletionTimestamp"].is_null()
+        && spend_budget(call, &pod, options.dry_run).await?;
+    if !spent && options.precondition_resource_version.is_none() {
+        // What was passed over was judged as it is now: another pod, or one that became ready meanwhile, is not.
+        options.precondition_resource_version = pod["metadata"]["resourceVersion"].as_str().map(str::to_owned);
     }
     warnings.extend(delete::remove(call, &call.namespace, &call.name, &options).await?.warnings);
     Ok(success(StatusCode::CREATED, &warnings))
@@ -57,17 +61,18 @@ fn budgets(call: &Call, res: &Resource, pod: &Value) -> Vec<Value> {
     listed.objects.iter().map(|object| object.value()).filter(about).collect()
 }
 
-async fn spend_budget(call: &Call, pod: &Value, dry: bool) -> Result<(), ApiError> {
-    let Some(res) = lookup("policy", "v1", "poddisruptionbudgets") else { return Ok(()) };
+/// Whether a budget was spent.
+async fn spend_budget(call: &Call, pod: &Value, dry: bool) -> Result<bool, ApiError> {
+    let Some(res) = lookup("policy", "v1", "poddisruptionbudgets") else { return Ok(false) };
     let mut budgets = budgets(call, res, pod);
     if budgets.len() > 1 {
         return Err(ApiError::internal(
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
         ));
     }
-    let Some(budget) = budgets.pop() else { return Ok(()) };
+    let Some(budget) = budgets.pop() else { return Ok(false) };
     if !is_ready(pod) && may_go_unready(&budget) {
-        return Ok(());
+        return Ok(false);
     }
     let name = budget["metadata"]["name"].as_str().unwrap_or_default();
     if dry {
@@ -77,7 +82,7 @@ async fn spend_budget(call: &Call, pod: &Value, dry: bool) -> Result<(), ApiErro
             .change(res, &call.namespace, name, |budget| Ok(Change::Put(spent(budget, name, &call.name)?)))
             .await?;
     }
-    Ok(())
+    Ok(true)
 }
 
 fn is_ready(pod: &Value) -> bool {

@@ -83,9 +83,10 @@ pub fn note(call: &Call, live: Option<&Value>, new: &mut Value) {
         Some(version) => updated(&OneType(JsonSchema::object(version.source())), live, new, &request, &ignored),
         None => updated(&Kind(call.res), live, new, &request, &ignored),
     };
-    if let Err(error) = noted {
+    if noted.is_err() {
         // As upstream: a write does not fail for that, the list stays as it was.
-        tracing::warn!(%error, resource = call.res.plural, name = %call.name, "cannot tell who set which field");
+        // The error may show values, a Secret's among them.
+        tracing::debug!(resource = call.res.plural, name = %call.name, "cannot tell who set which field");
     }
 }
 

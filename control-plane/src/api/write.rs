@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::{Fresh, decode_body, dry_run, one, ownership, review};
 use crate::admission::{self, Operation, Request, quota};
+use crate::custom;
 use crate::http::Call;
 use crate::http::body::Body;
 use crate::server::{Change, Inserted, MAX_CONFLICTS, Server};
@@ -43,6 +44,9 @@ impl Server {
 /// Fits the object to the namespace of the URL.
 fn set_namespace(call: &Call, object: &mut Value) -> Result<(), ApiError> {
     if !call.res.namespaced() {
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            metadata.remove("namespace");
+        }
         return Ok(());
     }
     let given = object["metadata"]["namespace"].as_str().unwrap_or_default();
@@ -111,11 +115,12 @@ async fn store_new(request: &Request<'_>, object: &mut Value) -> Result<Option<B
     }
     let _turn = quota::turn(request).await;
     for _ in 0..MAX_CONFLICTS {
-        let charges = quota::charge(request, object)?;
+        let mut also = quota::charge(request, object)?;
+        also.extend(custom::guard(server, call.res)?);
         if request.dry_run {
             return Ok((!taken()).then(|| object.to_string().into()));
         }
-        match server.insert(call.res, request.namespace, request.name, object, charges).await? {
+        match server.insert(call.res, request.namespace, request.name, object, also).await? {
             Inserted::Done(json) => return Ok(Some(json)),
             Inserted::Taken => return Ok(None),
             Inserted::Stale => {}

@@ -94,6 +94,8 @@ struct State {
     window_start: Revision,
     last: Revision,
     watchers: Vec<Registered>,
+    /// Nothing feeds this cache any more: a watch of it ends at once.
+    closed: bool,
 }
 
 /// Objects, recent events and watchers of one kind.
@@ -193,6 +195,7 @@ impl WatchCache {
                 window_start: revision,
                 last: revision,
                 watchers: Vec::new(),
+                closed: false,
             }),
         }
     }
@@ -284,14 +287,18 @@ impl WatchCache {
             None => initial = state.objects.values().filter(|o| filter.matches(o)).cloned().collect(),
         }
         state.watchers.retain(|w| !w.sender.is_closed());
-        state.watchers.push(Registered { filter, sender });
+        if !state.closed {
+            state.watchers.push(Registered { filter, sender });
+        }
         let revision = before.max(state.last);
         Ok(Watcher { backlog, initial, revision, receiver, cache: Arc::clone(self) })
     }
 
     /// Ends every watch.
     pub(super) fn close_watchers(&self) {
-        self.state.write().watchers.clear();
+        let mut state = self.state.write();
+        state.closed = true;
+        state.watchers.clear();
     }
 
     pub(super) fn apply(&self, events: &[&Event]) {

@@ -1,5 +1,6 @@
 //! Request and response bodies.
 
+use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,12 +119,21 @@ pub fn error(error: &ApiError) -> Response<Body> {
     response
 }
 
+/// All warnings of an answer together (upstream truncates at the same length).
+const WARNING_BYTES: usize = 4096;
+
 /// Adds `Warning` headers (RFC 7234, code 299, agent `-`), as upstream does.
 pub fn add_warnings(response: &mut Response<Body>, warnings: &[String]) {
-    for warning in warnings {
+    let mut said = HashSet::new();
+    let mut left = WARNING_BYTES;
+    for warning in warnings.iter().filter(|warning| said.insert(warning.as_str())) {
+        left = left.saturating_sub(warning.len());
+        if left == 0 {
+            return;
+        }
         let text: String = warning.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
         let quoted = text.replace('\\', "\\\\").replace('"', "\\\"");
-        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+        if let Ok(value) = HeaderValue::from_bytes(format!("299 - \"{quoted}\"").as_bytes()) {
             response.headers_mut().append(header::WARNING, value);
         }
     }

@@ -20,38 +20,33 @@ fn too_deep() -> CompileError {
 
 /// Refuses what would be far too deep, before the parser recurses over it.
 pub(super) fn check(text: &str) -> Result<(), CompileError> {
-    let mut levels: Vec<usize> = vec![0];
+    let mut outer: Vec<usize> = Vec::new();
+    let mut level = 0usize;
     let mut open = 0usize;
-    let mut quote = None;
-    let mut escaped = false;
-    for c in text.chars() {
-        if let Some(end) = quote {
-            if escaped {
-                escaped = false;
-            } else if c == '\\' {
-                escaped = true;
-            } else if c == end {
-                quote = None;
-            }
-            continue;
-        }
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while let Some(&c) = bytes.get(at) {
         match c {
-            '\'' | '"' | '`' => quote = Some(c),
-            '(' | '[' | '{' => {
-                levels.push(0);
+            b'/' if bytes.get(at + 1) == Some(&b'/') => {
+                at += bytes[at..].iter().position(|c| *c == b'\n').unwrap_or(bytes.len() - at);
+                continue;
+            }
+            b'\'' | b'"' | b'`' => {
+                at = after_literal(bytes, at);
+                continue;
+            }
+            b'(' | b'[' | b'{' => {
+                outer.push(std::mem::take(&mut level));
                 open += 1;
             }
-            ')' | ']' | '}' => {
+            b')' | b']' | b'}' => {
                 // The chain goes on after the brackets: `a[0][0]`.
-                let inside = if levels.len() > 1 { levels.pop().unwrap_or(0) } else { 0 };
-                open = open.saturating_sub(inside);
+                open = open.saturating_sub(level);
+                level = outer.pop().unwrap_or(0);
             }
-            ',' => {
-                let level = levels.last_mut().expect("there is always a level");
-                open -= std::mem::take(level);
-            }
-            '.' | '+' | '-' | '*' | '/' | '%' | '!' | '<' | '>' | '=' | '?' => {
-                *levels.last_mut().expect("there is always a level") += 1;
+            b',' => open = open.saturating_sub(std::mem::take(&mut level)),
+            b'.' | b'+' | b'-' | b'*' | b'/' | b'%' | b'!' | b'<' | b'>' | b'=' | b'?' => {
+                level += 1;
                 open += 1;
             }
             _ => {}
@@ -59,8 +54,29 @@ pub(super) fn check(text: &str) -> Result<(), CompileError> {
         if open > MAX_OPEN {
             return Err(too_deep());
         }
+        at += 1;
     }
     Ok(())
+}
+
+/// Where the text or quoted name that begins at `at` has ended. One that is not closed ends with its line, as the parser has it.
+fn after_literal(bytes: &[u8], at: usize) -> usize {
+    let quote = bytes[at];
+    let prefix = bytes[..at].iter().rev().take(2).take_while(|c| c.is_ascii_alphabetic());
+    let raw = prefix.into_iter().any(|c| matches!(c, b'r' | b'R'));
+    let triple = quote != b'`' && bytes[at..].starts_with(&[quote; 3]);
+    let mut at = at + if triple { 3 } else { 1 };
+    while let Some(&c) = bytes.get(at) {
+        match c {
+            b'\\' if !raw => at += 1,
+            b'\n' if !triple => return at,
+            _ if c == quote && !triple => return at + 1,
+            _ if triple && bytes[at..].starts_with(&[quote; 3]) => return at + 3,
+            _ => {}
+        }
+        at += 1;
+    }
+    bytes.len()
 }
 
 /// The depth of a tree; refuses one that evaluation could not walk.

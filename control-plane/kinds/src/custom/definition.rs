@@ -99,6 +99,9 @@ pub fn unenforced(crd: &Value) -> Vec<String> {
 fn spec(crd: &Value, errors: &mut Vec<FieldError>) {
     let group = val::text(crd, "spec.group");
     let found = names::dns1123_subdomain(group);
+    if super::version::is_built_in(group, val::text(crd, "spec.names.plural")) {
+        errors.push(FieldError::forbidden("spec.names.plural", "this is a kind of the server's own"));
+    }
     if group.is_empty() {
         errors.push(FieldError::required("spec.group", ""));
     } else if !found.is_empty() {

@@ -90,6 +90,26 @@ impl Registry {
         Ok(list)
     }
 
+    /// The kind in the version that objects are stored in, served or not: for who has to delete them.
+    ///
+    /// # Errors
+    /// [`CompileError`].
+    pub fn stored(&self, crd: &Value) -> Result<&'static Resource, CompileError> {
+        let mut all = crd.clone();
+        let mut storage = String::new();
+        for version in all["spec"]["versions"].as_array_mut().into_iter().flatten() {
+            version["served"] = Value::Bool(true);
+            if version["storage"] == true {
+                storage = version["name"].as_str().unwrap_or_default().to_owned();
+            }
+        }
+        let definition = Definition::compile(&all)?;
+        let version = definition.versions.iter().find(|version| version.name() == storage);
+        let version = version.ok_or_else(|| CompileError::NoStorage(definition.name.clone()))?;
+        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(inner.resource(&definition, version))
+    }
+
     /// Serves a definition no longer. Returns what it served.
     pub fn unregister(&self, name: &str) -> Vec<&'static Resource> {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);

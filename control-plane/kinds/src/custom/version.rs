@@ -26,6 +26,9 @@ pub enum CompileError {
     /// There is no storage version.
     #[error("{0}: no version is marked as storage version")]
     NoStorage(String),
+    /// Objects would lie where those of a built-in kind lie.
+    #[error("{0}: this is a kind of the server's own")]
+    BuiltIn(String),
     /// A version has no schema, or one that is not structural.
     #[error("{name}: version {version}: {why}")]
     Schema {
@@ -80,9 +83,14 @@ impl Definition {
         let storage = listed.iter().find(|version| val::flag(version, "storage"));
         let storage =
             storage.map(|version| val::text(version, "name")).ok_or_else(|| CompileError::NoStorage(name.clone()))?;
-        let terminating = val::list(crd, "status.conditions")
-            .iter()
-            .any(|c| val::text(c, "type") == "Terminating" && val::text(c, "status") == "True");
+        if is_built_in(group, val::text(names, "plural")) {
+            return Err(CompileError::BuiltIn(name));
+        }
+        let deleted = val::at(crd, "metadata.deletionTimestamp").is_some();
+        let terminating = deleted
+            || val::list(crd, "status.conditions")
+                .iter()
+                .any(|c| val::text(c, "type") == "Terminating" && val::text(c, "status") == "True");
         let mut versions = Vec::new();
         for version in listed.iter().filter(|version| val::flag(version, "served")) {
             let about = About { group, kind: val::text(names, "kind"), storage, terminating };
@@ -107,6 +115,12 @@ impl Definition {
             name,
         })
     }
+}
+
+/// Whether a built-in kind has this place in the store.
+pub(super) fn is_built_in(group: &str, plural: &str) -> bool {
+    let prefix = format!("/registry/{group}/{plural}/");
+    crate::resource::resources().iter().any(|res| res.storage_prefix == prefix)
 }
 
 struct About<'a> {

@@ -22,20 +22,46 @@ pub(super) fn apply(current: &Value, patch: Value) -> Result<Value, ApiError> {
     }
     let patch: Patch =
         serde_json::from_value(patch).map_err(|e| ApiError::bad_request(format!("error decoding patch: {e}")))?;
+    let out = bounded(current, &patch).map_err(|e| unprocessable(&e.to_string()))?;
+    if out.is_object() { Ok(out) } else { Err(unprocessable("the patched document is not an object")) }
+}
+
+/// Why a JSON patch was not applied. Not retryable with the same object.
+#[derive(Debug, thiserror::Error)]
+pub enum PatchError {
+    /// An operation cannot be applied; a `test` among them does not hold.
+    #[error(transparent)]
+    Operation(#[from] json_patch::PatchError),
+    /// There are too many.
+    #[error("the allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
+    TooMany(usize),
+    /// Copies make it grow too much.
+    #[error(
+        "Unable to complete the copy, the accumulated size increase of copy is {0}, exceeding the limit {MAX_COPIED}"
+    )]
+    Copies(usize),
+}
+
+/// Applies a JSON patch of anybody's, a client's or a webhook's, within the limits.
+///
+/// # Errors
+/// [`PatchError`].
+pub fn bounded(current: &Value, patch: &Patch) -> Result<Value, PatchError> {
+    if patch.0.len() > MAX_OPERATIONS {
+        return Err(PatchError::TooMany(patch.0.len()));
+    }
     let mut out = current.clone();
     let mut copied = 0;
     for operation in &patch.0 {
         if let PatchOperation::Copy(copy) = operation {
             copied += out.pointer(copy.from.as_str()).map_or(0, |v| v.to_string().len());
             if copied > MAX_COPIED {
-                return Err(unprocessable(&format!(
-                    "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED}"
-                )));
+                return Err(PatchError::Copies(copied));
             }
         }
-        json_patch::patch(&mut out, std::slice::from_ref(operation)).map_err(|e| unprocessable(&e.to_string()))?;
+        json_patch::patch(&mut out, std::slice::from_ref(operation))?;
     }
-    if out.is_object() { Ok(out) } else { Err(unprocessable("the patched document is not an object")) }
+    Ok(out)
 }
 
 /// Upstream's generic answer, with what went wrong as the cause.

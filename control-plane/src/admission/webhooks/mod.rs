@@ -15,6 +15,7 @@ use futures::future::join_all;
 use keelson_cel::match_conditions::{FailurePolicy, Matched};
 use keelson_cel::{Budget, MATCH_CONDITIONS_BUDGET, Variables};
 use keelson_kinds::decode::{self, FieldValidation};
+use keelson_kinds::patch;
 use keelson_kinds::{ApiError, Reason, Resource, Scope, lookup};
 use kube_common::selector::LabelSelector;
 use serde_json::Value;
@@ -68,7 +69,8 @@ fn hooks(request: &Request<'_>, phase: Phase) -> Arc<[Arc<Hook>]> {
 fn namespace_labels(request: &Request<'_>, object: &Value) -> Option<Value> {
     let res = request.call.res;
     if res.group.is_empty() && res.plural == "namespaces" {
-        let object = if object.is_null() { request.old.unwrap_or(object) } else { object };
+        let own = request.call.subresource.is_empty() && !object.is_null();
+        let object = if own { object } else { request.old.unwrap_or(object) };
         return Some(object["metadata"]["labels"].clone());
     }
     if res.scope == Scope::Cluster {
@@ -95,8 +97,10 @@ fn applies<'a>(hook: &'a Hook, request: &Request<'_>, object: &Value) -> Result<
     {
         return Ok(None);
     }
-    let selected = |object: &Value| selects(&hook.objects, &object["metadata"]["labels"]);
-    if !selected(object) && !request.old.is_some_and(selected) {
+    // What has no metadata, as the options of a connection, or is not there, is selected by nothing but a selector of everything.
+    let selected =
+        |object: &Value| object["metadata"].is_object() && selects(&hook.objects, &object["metadata"]["labels"]);
+    if !hook.objects.is_everything() && !selected(object) && !request.old.is_some_and(selected) {
         return Ok(None);
     }
     if !hook.conditions.is_empty() && !conditions_hold(hook, request, object)? {
@@ -170,23 +174,29 @@ fn patched(
     object: &Value,
     patch: &json_patch::Patch,
 ) -> Result<Value, ApiError> {
+    let name = &invocation.hook.name;
     let failed = |why: &dyn std::fmt::Display| {
-        ApiError::internal(format!("failed to apply the patch of webhook {:?}: {why}", invocation.hook.name))
+        ApiError::internal(format!("failed to apply the patch of webhook {name:?}: {why}"))
     };
+    if patch.0.is_empty() {
+        return Ok(object.clone());
+    }
     if object.is_null() {
-        return Err(failed(&"there is no object to patch in a delete"));
+        let why = format!(
+            "admission webhook {name:?} attempted to modify the object, which is not supported for this operation"
+        );
+        return Err(ApiError::internal(why));
     }
-    let mut seen = review::shown(invocation, request, object);
-    json_patch::patch(&mut seen, patch).map_err(|error| failed(&error))?;
+    let seen = review::shown(invocation, request, object);
+    let patched = patch::bounded(&seen, patch).map_err(|error| failed(&error))?;
     let (res, subresource) = (request.call.res, request.call.subresource.as_str());
-    let back = review::converted(seen, res);
     if request.operation == Operation::Connect {
-        return Ok(back);
+        return Ok(patched);
     }
+    let back = if review::has_own_kind(request) { patched } else { review::converted(patched, res) };
     let sub = (!subresource.is_empty()).then_some(subresource);
-    decode::object(res, sub, back, FieldValidation::Ignore)
-        .map(|decoded| decoded.object)
-        .map_err(|error| failed(&error))
+    let decoded = decode::object(res, sub, back, FieldValidation::Ignore);
+    decoded.map(|decoded| decoded.object).map_err(|error| failed(&error))
 }
 
 /// Asks the validating webhooks; the first refusal in their order counts.

@@ -49,11 +49,17 @@ pub(super) fn converted(mut object: Value, res: &Resource) -> Value {
 
 /// The object as this webhook sees it. Scales and other subresources with kinds of their own are shown as they are.
 pub(super) fn shown(invocation: &Invocation<'_>, request: &Request<'_>, object: &Value) -> Value {
-    if std::ptr::eq(invocation.res, request.call.res) {
+    if std::ptr::eq(invocation.res, request.call.res) || has_own_kind(request) {
         object.clone()
     } else {
         converted(object.clone(), invocation.res)
     }
+}
+
+/// Whether the request is about an object of another kind than the resource's: a scale, a binding, options.
+pub(super) fn has_own_kind(request: &Request<'_>) -> bool {
+    let res = request.call.res;
+    res.subresource(&request.call.subresource).is_some_and(|sub| sub.kind != res.kind)
 }
 
 fn kind_of(res: &Resource, subresource: &str) -> Value {
@@ -84,7 +90,9 @@ pub(super) fn request(invocation: &Invocation<'_>, request: &Request<'_>, object
         "dryRun": request.dry_run,
         "options": options(request),
     });
-    for (key, value) in [("name", request.name), ("namespace", request.namespace)] {
+    let is_namespace = call.res.group.is_empty() && call.res.plural == "namespaces";
+    let namespace = if is_namespace { request.name } else { request.namespace };
+    for (key, value) in [("name", request.name), ("namespace", namespace)] {
         if !value.is_empty() {
             asked[key] = json!(value);
         }
