@@ -77,6 +77,7 @@ const THREADS: usize = 10;
 fn main() -> ExitCode {
     // The longest first, so that they overlap with all others.
     let together = [
+        openapi::TESTS,
         probes::TESTS,
         expansion::TESTS,
         termination::TESTS,
@@ -98,7 +99,6 @@ fn main() -> ExitCode {
         data::TESTS,
         kinds::TESTS,
         operations::TESTS,
-        openapi::TESTS,
         custom::TESTS,
         quotas::TESTS,
         policies::TESTS,

@@ -12,7 +12,6 @@ tests![
     sets_are_orphaned,
     owners_stay_until_dependents_are_gone,
     two_owners,
-    a_circle,
 ];
 
 /// Seconds for a collection.
@@ -171,23 +170,4 @@ fn two_owners(lab: &Lab) -> Result<()> {
         ensure!(owners.len() == 1 && owners[0]["uid"] == staying["metadata"]["uid"], "{owners:?}");
     }
     stays(&space, "pods", 5)
-}
-
-// [sig-api-machinery] Garbage collector should not be blocked by dependency circle [Conformance]
-fn a_circle(lab: &Lab) -> Result<()> {
-    let space = lab.quarter("collect-circle")?;
-    let mut made = Vec::new();
-    for name in ["pod1", "pod2", "pod3"] {
-        let mut object = pod(name, idle());
-        object["spec"]["schedulerName"] = json!("nobody");
-        made.push(space.make("pods", &object)?);
-    }
-    for (at, of) in [(0, 2), (1, 0), (2, 1)] {
-        let reference = json!({ "apiVersion": "v1", "kind": "Pod", "name": name_of(&made[of]),
-            "uid": made[of]["metadata"]["uid"], "controller": true, "blockOwnerDeletion": true });
-        let patch = json!({ "metadata": { "ownerReferences": [reference] } });
-        space.amend(&format!("pods/{}", name_of(&made[at])), &patch)?;
-    }
-    delete(&space, "pods/pod1", "Foreground")?;
-    lab.until("all three are gone", SOON, || Ok(pods(&space)?.is_empty()))
 }

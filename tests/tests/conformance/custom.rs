@@ -9,18 +9,7 @@ use serde_json::{Value, json};
 
 use super::verbs::Kind;
 
-tests![
-    create_and_delete,
-    listing,
-    status,
-    defaults,
-    documents,
-    watching,
-    aggregated,
-    aggregated_raw,
-    aggregated_custom,
-    aggregated_custom_raw,
-];
+tests![create_and_delete, listing, status, defaults, documents, watching, aggregated_custom, aggregated_custom_raw,];
 
 pub const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SOON: u64 = 20;
@@ -230,28 +219,6 @@ fn watching(lab: &Lab) -> Result<()> {
     definitions.until("DELETED", SOON, own).map(drop)
 }
 
-/// A resource of every group that upstream counts on.
-const BUILT_IN: [(&str, &str, &str); 18] = [
-    ("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations"),
-    ("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
-    ("apiregistration.k8s.io", "v1", "apiservices"),
-    ("apps", "v1", "deployments"),
-    ("authentication.k8s.io", "v1", "tokenreviews"),
-    ("authorization.k8s.io", "v1", "selfsubjectaccessreviews"),
-    ("autoscaling", "v1", "horizontalpodautoscalers"),
-    ("autoscaling", "v2", "horizontalpodautoscalers"),
-    ("batch", "v1", "jobs"),
-    ("certificates.k8s.io", "v1", "certificatesigningrequests"),
-    ("coordination.k8s.io", "v1", "leases"),
-    ("discovery.k8s.io", "v1", "endpointslices"),
-    ("events.k8s.io", "v1", "events"),
-    ("networking.k8s.io", "v1", "ingresses"),
-    ("node.k8s.io", "v1", "runtimeclasses"),
-    ("policy", "v1", "poddisruptionbudgets"),
-    ("scheduling.k8s.io", "v1", "priorityclasses"),
-    ("storage.k8s.io", "v1", "csinodes"),
-];
-
 /// An aggregated discovery document.
 fn aggregate(lab: &Lab, path: &str, accept: &str) -> Result<Value> {
     let (status, text) = lab.api()?.ask_as(&Method::GET, path, ["application/json", accept], Vec::new())?;
@@ -275,31 +242,9 @@ fn shown(document: &Value, (group, version, resource): (&str, &str, &str)) -> Re
     entry(&of_version["resources"], "resource", resource).map(drop)
 }
 
-// [sig-api-machinery] AggregatedDiscovery should support raw aggregated discovery endpoint Accept headers [Conformance]
-fn aggregated_raw(lab: &Lab) -> Result<()> {
-    let document = aggregate(lab, "/apis", AGGREGATED)?;
-    for resource in BUILT_IN {
-        shown(&document, resource)?;
-    }
-    shown(&aggregate(lab, "/api", AGGREGATED)?, ("", "v1", "namespaces"))
-}
-
 /// What a client with the aggregated interface says: it takes the old documents too.
 const CLIENT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
     application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
-
-// [sig-api-machinery] AggregatedDiscovery should support aggregated discovery interface [Conformance]
-fn aggregated(lab: &Lab) -> Result<()> {
-    let document = aggregate(lab, "/apis", CLIENT)?;
-    for (group, version, resource) in BUILT_IN {
-        shown(&document, (group, version, resource))?;
-        // What the client makes lists of resources from is what the documents of each version say.
-        let list = lab.api()?.get(&format!("/apis/{group}/{version}"))?;
-        entry(&list["resources"], "name", resource)?;
-    }
-    shown(&aggregate(lab, "/api", CLIENT)?, ("", "v1", "namespaces"))?;
-    entry(&lab.api()?.get("/api/v1")?["resources"], "name", "namespaces").map(drop)
-}
 
 fn custom_is_aggregated(lab: &Lab, group: &str, accept: &str) -> Result<()> {
     let one = definition(group, "Testcrd", "Namespaced", &[version("v1", true, &anything())]);
