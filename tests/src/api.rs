@@ -65,8 +65,19 @@ impl Api {
     /// A request and its answer, whatever it is.
     pub fn ask(&self, method: &Method, path: &str, kind: &str, body: Option<&Value>) -> Result<(StatusCode, String)> {
         let bytes = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
+        self.ask_as(method, path, [kind, "application/json, */*"], bytes)
+    }
+
+    /// A request whose body is these bytes of the first media type, and that accepts the second.
+    pub fn ask_as(
+        &self,
+        method: &Method,
+        path: &str,
+        [kind, accept]: [&str; 2],
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, String)> {
         let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, kind);
-        let request = request.header(header::ACCEPT, "application/json, */*").body(kube::client::Body::from(bytes))?;
+        let request = request.header(header::ACCEPT, accept).body(kube::client::Body::from(body))?;
         self.runtime.block_on(async {
             let answer = async {
                 let response = self.client.send(request).await?;
@@ -114,6 +125,11 @@ impl Api {
     /// Deletes an object, or all objects that a list with the path's selector would show.
     pub fn delete(&self, path: &str) -> Result<Value> {
         self.done(&Method::DELETE, path, "application/json", None)
+    }
+
+    /// Deletes an object as these DeleteOptions say.
+    pub fn delete_with(&self, path: &str, options: &Value) -> Result<Value> {
+        self.done(&Method::DELETE, path, "application/json", Some(options))
     }
 
     /// A request that must be refused with this code: the Status that says why.

@@ -10,8 +10,12 @@ macro_rules! tests {
     };
 }
 
+#[path = "conformance/collector.rs"]
+mod collector;
 #[path = "conformance/containers.rs"]
 mod containers;
+#[path = "conformance/custom.rs"]
+mod custom;
 #[path = "conformance/data.rs"]
 mod data;
 #[path = "conformance/downward.rs"]
@@ -22,6 +26,8 @@ mod environment;
 mod ephemeral;
 #[path = "conformance/expansion.rs"]
 mod expansion;
+#[path = "conformance/fields.rs"]
+mod fields;
 #[path = "conformance/generation.rs"]
 mod generation;
 #[path = "conformance/hooks.rs"]
@@ -34,12 +40,18 @@ mod kinds;
 mod kubelet;
 #[path = "conformance/machinery.rs"]
 mod machinery;
+#[path = "conformance/openapi.rs"]
+mod openapi;
 #[path = "conformance/operations.rs"]
 mod operations;
 #[path = "conformance/pods.rs"]
 mod pods;
+#[path = "conformance/policies.rs"]
+mod policies;
 #[path = "conformance/probes.rs"]
 mod probes;
+#[path = "conformance/quotas.rs"]
+mod quotas;
 #[path = "conformance/runtime_class.rs"]
 mod runtime_class;
 #[path = "conformance/security.rs"]
@@ -52,6 +64,8 @@ mod termination;
 mod verbs;
 #[path = "conformance/volumes.rs"]
 mod volumes;
+#[path = "conformance/webhooks.rs"]
+mod webhooks;
 
 use std::process::ExitCode;
 
@@ -63,6 +77,7 @@ const THREADS: usize = 10;
 fn main() -> ExitCode {
     // The longest first, so that they overlap with all others.
     let together = [
+        openapi::TESTS,
         probes::TESTS,
         expansion::TESTS,
         termination::TESTS,
@@ -71,6 +86,9 @@ fn main() -> ExitCode {
         hooks::TESTS,
         ephemeral::TESTS,
         generation::TESTS,
+        collector::TESTS,
+        webhooks::TESTS,
+        fields::TESTS,
         pods::TESTS,
         kubelet::TESTS,
         containers::TESTS,
@@ -81,6 +99,9 @@ fn main() -> ExitCode {
         data::TESTS,
         kinds::TESTS,
         operations::TESTS,
+        custom::TESTS,
+        quotas::TESTS,
+        policies::TESTS,
         machinery::TESTS,
     ];
     suite::main_at_once("conformance", 1, THREADS, &together.concat(), taints::TESTS)
