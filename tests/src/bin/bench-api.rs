@@ -193,7 +193,8 @@ async fn main() -> Result<()> {
         maps(client).create(&PostParams::default(), &map(&name)).await?;
         Ok(())
     };
-    let alone = rate(&[client.clone()], CREATES_ALONE, |client, n| create(client, format!("alone-{n}"))).await?;
+    let alone =
+        rate(std::slice::from_ref(&client), CREATES_ALONE, |client, n| create(client, format!("alone-{n}"))).await?;
     note("creates_s_1", alone);
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
