@@ -45,6 +45,7 @@ pub fn events(lab: &Lab) -> Result<()> {
     let space = lab.space("cri-events")?;
     // The stream of CRI counts as open from its first event on.
     end_of_a_pod(&space, "node-2", "first")?;
+    end_of_a_pod(&space, "node-1", "other")?;
     for node in super::NODES {
         // From its first event on, too, and pods are only just starting.
         lab.until(&format!("{node} reads containerd's events"), 180, || open(lab, node, "containerd"))?;
