@@ -45,7 +45,8 @@ fn a_new_pod_gets_what_the_server_knows() {
     assert_eq!(
         pod["metadata"],
         json!({"name": "p-x7k2z", "generateName": "p-", "namespace": "ns", "uid": "uid-1", "generation": 1,
-            "creationTimestamp": "2026-01-02T03:04:05Z"})
+            "creationTimestamp": "2026-01-02T03:04:05Z", "managedFields": [{"manager": "x"}]}),
+        "what the server noted of managers stays, what is the server's alone does not"
     );
     assert_eq!(pod["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
     assert_eq!(selectable(pods, &pod)[1], ("metadata.namespace".into(), "ns".to_owned()));

@@ -260,7 +260,7 @@ mod tests {
                 select(
                     json!([{"scopeName": "BestEffort", "operator": "Exists"}, {"scopeName": "NotBestEffort", "operator": "Exists"}]),
                 ),
-                vec![format!("{path}: Invalid value: null: conflicting scopes")],
+                vec![format!("{path}: Invalid value: \"null\": conflicting scopes")],
             ),
         ] {
             let found: Vec<String> = validate(&json!({"spec": spec}), None).iter().map(FieldError::to_string).collect();
