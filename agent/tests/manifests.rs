@@ -77,7 +77,8 @@ fn odd_but_good_pods_are_taken() {
     for (what, pod) in cases::huge() {
         let begun = Instant::now();
         parse(&pod).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}: {:?}", begun.elapsed());
+        // Some seconds of processor time; the clock of a busy machine runs faster.
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {:?}", begun.elapsed());
     }
 }
 
@@ -151,7 +152,8 @@ fn hostile_texts_are_refused_in_time() {
     ] {
         let begun = Instant::now();
         let error = manifest::parse(Path::new(FILE), &text, "node-1", "now").map(drop).expect_err(what).to_string();
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}: {:?}", begun.elapsed());
+        // Some seconds of processor time; the clock of a busy machine runs faster.
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {:?}", begun.elapsed());
         assert!(error.len() < 300_000 && error.starts_with(FILE), "{what}: {} bytes: {}", error.len(), &error[..200]);
         for part in parts {
             assert!(error.contains(part), "{what}: {part:?} is not in {}", &error[..error.len().min(3000)]);
