@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use keelson_kinds::custom::{self, CLEANUP_FINALIZER, Terminating};
-use keelson_kinds::deletion::{self, DeleteOptions, Deletion};
+use keelson_kinds::deletion::{self, DeleteOptions};
 use keelson_kinds::{ApiError, Reason, Resource, lookup};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::{Filter, WatchCache};
+use crate::cache::WatchCache;
 use crate::server::{Also, Change, Server};
 use crate::store::Revision;
 
@@ -87,9 +87,7 @@ impl Keeper {
     }
 
     fn list(&self) -> Vec<Value> {
-        let Some(cache) = self.cache() else { return Vec::new() };
-        let listed = cache.list(cache.resource().storage_prefix, None, &Filter::default(), 0);
-        listed.objects.iter().map(|object| object.value()).collect()
+        self.cache().map(|cache| cache.values(None)).unwrap_or_default()
     }
 
     /// Works until the server stops.
@@ -211,17 +209,12 @@ impl Keeper {
     /// Deletes all objects of a kind; how many are left, because something holds them.
     async fn delete_objects(&self, res: &'static Resource) -> Result<usize, ApiError> {
         let Some(cache) = self.server.hub.cache(res) else { return Ok(0) };
-        let listed = cache.list(res.storage_prefix, None, &Filter::default(), 0);
         let server = &self.server;
-        let deleted: Vec<Result<(), ApiError>> = futures::stream::iter(listed.objects)
+        let deleted: Vec<Result<(), ApiError>> = futures::stream::iter(cache.objects(None))
             .map(|object| async move {
                 let options = DeleteOptions::default();
                 let deleting = server.change(res, &object.namespace, &object.name, |current| {
-                    Ok(match deletion::begin(res, current, &options, jiff::Timestamp::now())? {
-                        Deletion::Remove(value) => Change::Remove(value),
-                        Deletion::Update(value) => Change::Put(value),
-                        Deletion::Pending => Change::Keep,
-                    })
+                    Ok(deletion::begin(res, current, &options, jiff::Timestamp::now())?.into())
                 });
                 match deleting.await {
                     Err(error) if error.reason != Reason::NotFound => Err(error),

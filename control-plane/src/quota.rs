@@ -16,7 +16,6 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::quota;
-use crate::cache::Filter;
 use crate::server::{Change, Server};
 
 /// Changes of a moment are counted together.
@@ -101,8 +100,7 @@ async fn count_for_ever(server: &Arc<Server>) {
 fn limited(server: &Server) -> BTreeSet<String> {
     let cache = quota::resource().and_then(|res| server.hub.cache(res));
     let Some(cache) = cache.filter(|cache| !cache.is_empty()) else { return BTreeSet::new() };
-    let listed = cache.list(cache.resource().storage_prefix, None, &Filter::default(), 0);
-    listed.objects.iter().map(|object| object.namespace.to_string()).collect()
+    cache.objects(None).iter().map(|object| object.namespace.to_string()).collect()
 }
 
 async fn count(server: &Server, namespace: &str) {
@@ -143,11 +141,7 @@ fn counted(server: &Server, namespace: &str, quota: &Value) -> Option<Value> {
         .filter(|cache| {
             cache.resource().namespaced() && concerns(quota, cache.resource().group, cache.resource().plural)
         })
-        .map(|cache| {
-            let res = cache.resource();
-            let listed = cache.list(&res.key_prefix(Some(namespace)), None, &Filter::default(), 0);
-            (res, listed.objects.iter().map(|object| object.value()).collect())
-        })
+        .map(|cache| (cache.resource(), cache.values(Some(namespace))))
         .collect();
     let listings: Vec<Listing<'_>> =
         kinds.iter().map(|(res, objects)| Listing { group: res.group, resource: res.plural, objects }).collect();

@@ -13,7 +13,7 @@ use crate::api::write::is_service;
 use crate::auth::User;
 use crate::auth::rbac::Rbac;
 use crate::bootstrap;
-use crate::cache::{Filter, Hub};
+use crate::cache::Hub;
 use crate::http::ApiService;
 use crate::http::limits::InFlight;
 use crate::http::metrics::Metrics;
@@ -141,7 +141,7 @@ fn filled_allocator(config: &Config, hub: &Arc<Hub>) -> Allocator {
         && is_service(res)
         && let Some(cache) = hub.cache(res)
     {
-        for service in cache.list(res.storage_prefix, None, &Filter::default(), 0).objects {
+        for service in cache.objects(None) {
             allocator.settle(&format!("{}/{}", service.namespace, service.name), Some(&service.value()));
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ipnet::IpNet;
+use keelson_kinds::deletion::Deletion;
 use keelson_kinds::{ApiError, Reason, Resource, write};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -110,6 +111,16 @@ pub enum Change {
     Remove(Value),
     /// Leave it as it is.
     Keep,
+}
+
+impl From<Deletion> for Change {
+    fn from(deletion: Deletion) -> Self {
+        match deletion {
+            Deletion::Remove(value) => Self::Remove(value),
+            Deletion::Update(value) => Self::Put(value),
+            Deletion::Pending => Self::Keep,
+        }
+    }
 }
 
 /// How a change ended.

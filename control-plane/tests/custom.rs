@@ -159,21 +159,9 @@ async fn discovery_and_schemas_tell_of_it_and_forget_it() {
     api.post(FOOS, &foo("a", "red")).await.expect(201);
     let mut watch = api.watch(&format!("{FOOS}?watch=true&resourceVersion=1")).await;
     api.delete(&format!("{CRDS}/foos.example.com"), &json!({})).await.expect(200);
-    for _ in 0..500 {
-        if api.get(&format!("{CRDS}/foos.example.com")).await.status == 404 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    api.get(&format!("{CRDS}/foos.example.com")).await.expect(404);
+    api.get_until(&format!("{CRDS}/foos.example.com"), 404, 500).await;
     while watch.next().await.is_some() {}
-    for _ in 0..100 {
-        if api.get(FOOS).await.status == 404 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    api.get(FOOS).await.expect(404);
+    api.get_until(FOOS, 404, 100).await;
     api.get("/apis/example.com").await.expect(404);
     api.post(CRDS, &definition()).await.expect(201);
     established(&api).await;
@@ -226,13 +214,8 @@ async fn names_are_first_come_first_served() {
     );
     api.get("/apis/example.com/v1/namespaces/default/bars").await.expect(404);
     api.delete(&format!("{CRDS}/foos.example.com"), &json!({})).await.expect(200);
-    for _ in 0..300 {
-        if api.get("/apis/example.com/v1/namespaces/default/bars").await.status == 200 {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("the name became free and was not taken");
+    // The name became free, so it is taken.
+    api.get_until("/apis/example.com/v1/namespaces/default/bars", 200, 300).await;
 }
 
 #[tokio::test]
@@ -253,12 +236,7 @@ async fn objects_go_with_a_definition_that_serves_nothing() {
     let ops = json!([{"op": "replace", "path": "/spec/versions/0/served", "value": false}, {"op": "replace", "path": "/spec/versions/1/served", "value": false}]);
     api.patch(&format!("{CRDS}/foos.example.com"), "json-patch", &ops).await.expect(200);
     api.delete(&format!("{CRDS}/foos.example.com"), &json!({})).await.expect(200);
-    for _ in 0..500 {
-        if api.get(&format!("{CRDS}/foos.example.com")).await.status == 404 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    api.get_until(&format!("{CRDS}/foos.example.com"), 404, 500).await;
     api.post(CRDS, &definition()).await.expect(201);
     established(&api).await;
     assert_eq!(api.get(FOOS).await.expect(200)["items"], json!([]), "the old object is gone for good");

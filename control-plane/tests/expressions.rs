@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::time::Duration;
-
 use common::{Api, config_map, deployment};
 use serde_json::{Value, json};
 
@@ -150,12 +148,7 @@ async fn rules_of_custom_kinds_judge_new_and_old() {
     api.post(crds, &wrong).await.expect(422);
     api.post(crds, &crd).await.expect(201);
     let bars = "/apis/example.com/v1/namespaces/default/bars";
-    for _ in 0..500 {
-        if api.get(bars).await.status == 200 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    api.get_until(bars, 200, 500).await;
     let bar = |least: i64, most: i64, fixed: &str| json!({"apiVersion": "example.com/v1", "kind": "Bar", "metadata": {"name": "b"}, "spec": {"least": least, "most": most, "fixed": fixed}});
     let refused = api.post(bars, &bar(3, 2, "x")).await.expect(422);
     assert_eq!(

@@ -11,6 +11,7 @@ pub mod load;
 pub mod manifests;
 pub mod net;
 pub mod objects;
+pub mod process;
 pub mod results;
 pub mod runtime;
 pub mod snapshot;

@@ -32,6 +32,38 @@ pub struct ResourceKind {
     pub kind: String,
 }
 
+/// A ValidatingAdmissionPolicyBinding or MutatingAdmissionPolicyBinding.
+#[derive(Clone, Debug)]
+pub struct Binding {
+    name: String,
+    policy: String,
+    param_ref: Value,
+    match_resources: Value,
+    /// `validationActions`, which only those of validating policies have.
+    actions: Vec<String>,
+}
+
+impl Binding {
+    /// Reads a stored binding.
+    #[must_use]
+    pub fn read(binding: &Value) -> Self {
+        let spec = &binding["spec"];
+        Self {
+            name: text(&binding["metadata"], "name").to_owned(),
+            policy: text(spec, "policyName").to_owned(),
+            param_ref: spec["paramRef"].clone(),
+            match_resources: spec["matchResources"].clone(),
+            actions: list(&spec["validationActions"]).iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        }
+    }
+
+    /// The name of the policy that it binds.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        &self.policy
+    }
+}
+
 /// One write, as admission sees it.
 #[derive(Clone, Debug)]
 pub struct Attributes<'a> {

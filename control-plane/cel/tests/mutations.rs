@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use keelson_cel::policy::mutating::{self, MutatingBinding, MutatingPolicy, MutationOutcome, Patcher, Reinvocation};
-use keelson_cel::policy::{Attributes, ParamKind, ParamLookup, ResourceKind};
+use keelson_cel::policy::mutating::{self, MutatingPolicy, MutationOutcome, Patcher, Reinvocation};
+use keelson_cel::policy::{Attributes, Binding, ParamKind, ParamLookup, ResourceKind};
 use kube_common::selector::LabelSelector;
 use serde_json::{Value, json};
 
@@ -96,9 +96,9 @@ fn run(policies: &[Value], object: &Value, reinvocation: &mut Reinvocation) -> M
     };
     let compiled: Vec<MutatingPolicy> = policies.iter().map(MutatingPolicy::compile).collect();
     let binding = |policy: &MutatingPolicy| {
-        vec![MutatingBinding::read(&json!({"metadata": {"name": "b"}, "spec": {"policyName": policy.name()}}))]
+        vec![Binding::read(&json!({"metadata": {"name": "b"}, "spec": {"policyName": policy.name()}}))]
     };
-    let bindings: Vec<Vec<MutatingBinding>> = compiled.iter().map(binding).collect();
+    let bindings: Vec<Vec<Binding>> = compiled.iter().map(binding).collect();
     let both: Vec<_> = compiled.iter().zip(&bindings).map(|(policy, bindings)| (policy, bindings.as_slice())).collect();
     mutating::evaluate(&both, &attributes, &NoParams, None, &Simple, reinvocation)
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use keelson_cel::match_conditions::{self, FailurePolicy, MatchConditions, Matched, WEBHOOK_VARIABLES};
-use keelson_cel::policy::validating::{self, Binding, Outcome, ValidatingPolicy};
-use keelson_cel::policy::{Attributes, ParamKind, ParamLookup, ResourceKind};
+use keelson_cel::policy::validating::{self, Outcome, ValidatingPolicy};
+use keelson_cel::policy::{Attributes, Binding, ParamKind, ParamLookup, ResourceKind};
 use keelson_cel::rules::{self, RuleSet};
 use keelson_cel::{Budget, MATCH_CONDITIONS_BUDGET, Variables};
 use kube_common::selector::LabelSelector;

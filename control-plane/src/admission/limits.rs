@@ -5,14 +5,11 @@ use keelson_kinds::{ApiError, lookup};
 use serde_json::Value;
 
 use super::{Operation, Request};
-use crate::cache::Filter;
 use crate::http::Call;
 
 fn ranges(call: &Call, namespace: &str) -> Vec<Value> {
-    let Some(res) = lookup("", "v1", "limitranges") else { return Vec::new() };
-    let Some(cache) = call.server.hub.cache(res) else { return Vec::new() };
-    let listed = cache.list(&res.key_prefix(Some(namespace)), None, &Filter::default(), 0);
-    listed.objects.iter().map(|object| object.value()).collect()
+    let cache = lookup("", "v1", "limitranges").and_then(|res| call.server.hub.cache(res));
+    cache.map(|cache| cache.values(Some(namespace))).unwrap_or_default()
 }
 
 /// Fills in what a new pod's containers do not ask for.

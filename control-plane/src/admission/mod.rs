@@ -77,6 +77,15 @@ impl<'a> Request<'a> {
     pub fn new(call: &'a Call, operation: Operation, old: Option<&'a Value>, dry_run: bool) -> Self {
         Self { call, operation, namespace: &call.namespace, name: &call.name, old, dry_run }
     }
+
+    fn is_about_a_namespace(&self) -> bool {
+        self.call.res.group.is_empty() && self.call.res.plural == "namespaces"
+    }
+
+    /// The namespace as webhooks and policies are told it: that of a Namespace is its own name.
+    fn own_namespace(&self) -> &'a str {
+        if self.is_about_a_namespace() { self.name } else { self.namespace }
+    }
 }
 
 /// Before an object is prepared and validated. Returns what the client is warned of.
@@ -86,17 +95,16 @@ impl<'a> Request<'a> {
 pub async fn mutate(request: &Request<'_>, object: &mut Value) -> Result<Vec<String>, ApiError> {
     built_in(request, object).await?;
     let mut again = Reinvocation::default();
-    let before = object.clone();
-    policies::mutate(request, object, &mut again)?;
-    let warnings = webhooks::mutate(request, object).await?;
-    if *object != before {
+    let by_policies = policies::mutate(request, object, &mut again)?;
+    let by_webhooks = webhooks::mutate(request, object).await?;
+    if by_policies || by_webhooks.changed {
         // What others made of it goes through the steps of the server once more: a container that was added wants its defaults.
         built_in(request, object).await?;
         if again.second_pass(object) {
             policies::mutate(request, object, &mut again)?;
         }
     }
-    Ok(warnings)
+    Ok(by_webhooks.warnings)
 }
 
 async fn built_in(request: &Request<'_>, object: &mut Value) -> Result<(), ApiError> {
@@ -126,7 +134,13 @@ pub async fn validate(request: &Request<'_>, object: Option<&Value>) -> Result<V
         limits::check(request, object)?;
         warnings.extend(pod_security::check(request, object)?);
     }
-    warnings.extend(policies::validate(request, object)?);
+    warnings.extend(ask_others(request, object).await?);
+    Ok(warnings)
+}
+
+/// Policies and validating webhooks: what others than this server's own steps have to say.
+async fn ask_others(request: &Request<'_>, object: Option<&Value>) -> Result<Vec<String>, ApiError> {
+    let mut warnings = policies::validate(request, object)?;
     warnings.extend(webhooks::validate(request, object).await?);
     Ok(warnings)
 }
@@ -157,9 +171,8 @@ pub async fn create_subresource(call: &Call, object: &mut Value, dry_run: bool) 
     node_restriction::check(call, &call.namespace, &call.name, Write::Create(object))?;
     let request = Request::new(call, Operation::Create, None, dry_run);
     policies::mutate(&request, object, &mut Reinvocation::default())?;
-    let mut warnings = webhooks::mutate(&request, object).await?;
-    warnings.extend(policies::validate(&request, Some(object))?);
-    warnings.extend(webhooks::validate(&request, Some(object)).await?);
+    let mut warnings = webhooks::mutate(&request, object).await?.warnings;
+    warnings.extend(ask_others(&request, Some(object)).await?);
     Ok(warnings)
 }
 
@@ -206,11 +219,11 @@ fn update(call: &Call, new: &mut Value, current: &Value) -> Result<(), ApiError>
 pub async fn delete(request: &Request<'_>) -> Result<Vec<String>, ApiError> {
     let Request { call, namespace, name, .. } = *request;
     node_restriction::check(call, namespace, name, Write::Delete)?;
-    if call.res.group.is_empty() && call.res.plural == "namespaces" && IMMORTAL.contains(&name) {
+    if request.is_about_a_namespace() && IMMORTAL.contains(&name) {
         return Err(ApiError::forbidden(call.res, name, "this namespace may not be deleted"));
     }
     let mut nothing = Value::Null;
-    let mut warnings = webhooks::mutate(request, &mut nothing).await?;
+    let mut warnings = webhooks::mutate(request, &mut nothing).await?.warnings;
     warnings.extend(validate(request, None).await?);
     Ok(warnings)
 }
@@ -223,8 +236,7 @@ pub async fn connect(call: &Call, options: &Value) -> Result<(), ApiError> {
     let request = Request::new(call, Operation::Connect, None, false);
     let mut options = options.clone();
     webhooks::mutate(&request, &mut options).await?;
-    policies::validate(&request, Some(&options))?;
-    webhooks::validate(&request, Some(&options)).await?;
+    ask_others(&request, Some(&options)).await?;
     Ok(())
 }
 

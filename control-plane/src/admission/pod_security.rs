@@ -8,7 +8,6 @@ use keelson_kinds::{ApiError, lookup};
 use serde_json::Value;
 
 use super::{Request, limits};
-use crate::cache::Filter;
 
 /// How long the pods of a namespace are looked at when its level is raised (upstream's bound).
 const LOOK: Duration = Duration::from_secs(1);
@@ -43,8 +42,8 @@ fn namespace(request: &Request<'_>, change: Change<'_>) -> Result<Vec<String>, A
     let level = admit::namespace(change)
         .map_err(|errors| ApiError::invalid(call.res.group, call.res.kind, request.name, &errors))?;
     let (Some(level), Some(pods)) = (level, lookup("", "v1", "pods")) else { return Ok(Vec::new()) };
-    let listed = call.server.cache(pods)?.list(&pods.key_prefix(Some(request.name)), None, &Filter::default(), 0);
-    let pods: Vec<Value> = listed.objects.iter().take(admit::MAX_PODS).map(|object| object.value()).collect();
+    let there = call.server.cache(pods)?.objects(Some(request.name));
+    let pods: Vec<Value> = there.iter().take(admit::MAX_PODS).map(|object| object.value()).collect();
     let begun = Instant::now();
     Ok(admit::existing_pods(request.name, level, &pods, || begun.elapsed() > LOOK))
 }

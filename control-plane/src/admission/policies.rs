@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use keelson_cel::policy::mutating::{self, MutatingBinding, MutatingPolicy, Patcher, Reinvocation};
-use keelson_cel::policy::validating::{self, Binding, Denial, ValidatingPolicy};
-use keelson_cel::policy::{Attributes, ParamKind, ParamLookup, ResourceKind};
-use keelson_cel::{Authorizer, Check, Decision, ResourceTarget, Target};
+use keelson_cel::policy::mutating::{self, MutatingPolicy, Patcher, Reinvocation};
+use keelson_cel::policy::validating::{self, Denial, ValidatingPolicy};
+use keelson_cel::policy::{Attributes, Binding, ParamKind, ParamLookup, ResourceKind};
+use keelson_cel::{Authorizer, Check, Decision, Target};
 use keelson_kinds::decode::{self, FieldValidation};
 use keelson_kinds::ownership::Kind;
 use keelson_kinds::patch::{self, PatchError};
@@ -15,13 +15,12 @@ use keelson_kinds::{ApiError, Cause, Reason, Resource, lookup};
 use keelson_managed_fields::schema::JsonSchema;
 use keelson_managed_fields::{Versions, typed};
 use kube_common::selector::LabelSelector;
-use parking_lot::RwLock;
 use serde_json::{Value, json};
 
 use super::{Operation, Request};
 use crate::api::review::{decide, user_info};
 use crate::auth::{self, User};
-use crate::cache::{Filter, WatchCache};
+use crate::cache::{Derived, Filter};
 use crate::server::Server;
 use crate::store::Revision;
 
@@ -30,58 +29,32 @@ const GROUP: &str = "admissionregistration.k8s.io";
 /// The policies of both phases with their bindings, as of the last change of either.
 #[derive(Debug, Default)]
 pub struct Policies {
-    validating: RwLock<Compiled<ValidatingPolicy, Binding>>,
-    mutating: RwLock<Compiled<MutatingPolicy, MutatingBinding>>,
+    validating: Compiled<ValidatingPolicy>,
+    mutating: Compiled<MutatingPolicy>,
 }
 
-#[derive(Debug)]
-struct Compiled<P, B> {
-    at: Option<(Revision, Revision)>,
-    policies: Arc<[(P, Vec<B>)]>,
-}
-
-impl<P, B> Default for Compiled<P, B> {
-    fn default() -> Self {
-        Self { at: None, policies: Arc::from([]) }
-    }
-}
-
-fn all(cache: &WatchCache) -> Vec<Value> {
-    let listed = cache.list(cache.resource().storage_prefix, None, &Filter::default(), 0);
-    listed.objects.iter().map(|object| object.value()).collect()
-}
+type Compiled<P> = Derived<(Revision, Revision), Vec<(P, Vec<Binding>)>>;
 
 /// What is compiled, compiled anew if a policy or a binding changed. Empty at once where there is none.
-fn compiled<P, B>(
+fn compiled<P>(
     server: &Server,
-    known: &RwLock<Compiled<P, B>>,
+    known: &Compiled<P>,
     plurals: [&str; 2],
     compile: impl Fn(&Value) -> P,
-    read: impl Fn(&Value) -> (String, B),
-) -> Arc<[(P, Vec<B>)]> {
+) -> Arc<Vec<(P, Vec<Binding>)>> {
     let cache = |plural: &str| lookup(GROUP, "v1", plural).and_then(|res| server.hub.cache(res));
-    let (Some(policies), Some(bindings)) = (cache(plurals[0]), cache(plurals[1])) else { return Arc::from([]) };
+    let (Some(policies), Some(bindings)) = (cache(plurals[0]), cache(plurals[1])) else { return Arc::default() };
     if policies.is_empty() || bindings.is_empty() {
-        return Arc::from([]);
+        return Arc::default();
     }
-    let newest = (policies.last_change(), bindings.last_change());
-    {
-        let known = known.read();
-        if known.at == Some(newest) {
-            return Arc::clone(&known.policies);
-        }
-    }
-    let bindings = all(&bindings);
-    let compiled: Arc<[(P, Vec<B>)]> = all(&policies)
-        .iter()
-        .map(|policy| {
+    known.get((policies.last_change(), bindings.last_change()), || {
+        let bindings: Vec<Binding> = bindings.values(None).iter().map(Binding::read).collect();
+        let with_bindings = |policy: &Value| {
             let own = policy["metadata"]["name"].as_str().unwrap_or_default();
-            let bound = bindings.iter().map(&read).filter(|(name, _)| name == own).map(|(_, binding)| binding);
-            (compile(policy), bound.collect())
-        })
-        .collect();
-    *known.write() = Compiled { at: Some(newest), policies: Arc::clone(&compiled) };
-    compiled
+            (compile(policy), bindings.iter().filter(|binding| binding.policy() == own).cloned().collect())
+        };
+        policies.values(None).iter().map(with_bindings).collect()
+    })
 }
 
 /// Decides as this server does.
@@ -100,15 +73,11 @@ impl Authorizer for Own {
     fn authorize(&self, check: &Check) -> Decision {
         let user = match &check.service_account {
             None => self.user.clone(),
-            Some((namespace, name)) => User {
-                name: format!("system:serviceaccount:{namespace}:{name}"),
-                groups: vec![
-                    "system:serviceaccounts".to_owned(),
-                    format!("system:serviceaccounts:{namespace}"),
-                    auth::AUTHENTICATED.to_owned(),
-                ],
-                ..User::default()
-            },
+            Some((namespace, name)) => {
+                let mut groups = auth::service_account_groups(namespace);
+                groups.push(auth::AUTHENTICATED.to_owned());
+                User { name: format!("system:serviceaccount:{namespace}:{name}"), groups, ..User::default() }
+            }
         };
         let attributes = match &check.target {
             Target::Path(path) => {
@@ -146,7 +115,7 @@ fn kind_of(res: &Resource, subresource: &str) -> ResourceKind {
 }
 
 /// A request in the terms of policies.
-struct Asked {
+pub(super) struct Asked {
     resource: ResourceKind,
     equivalents: Vec<ResourceKind>,
     namespace: String,
@@ -156,10 +125,9 @@ struct Asked {
 }
 
 impl Asked {
-    fn new(request: &Request<'_>) -> Self {
+    pub(super) fn new(request: &Request<'_>) -> Self {
         let call = request.call;
-        let is_namespace = call.res.group.is_empty() && call.res.plural == "namespaces";
-        let namespace = if is_namespace { request.name } else { request.namespace };
+        let namespace = request.own_namespace();
         let namespaces = lookup("", "v1", "namespaces");
         let table = call.server.registry.all();
         let others = table.iter().filter(|other| {
@@ -175,7 +143,7 @@ impl Asked {
         }
     }
 
-    fn attributes<'a>(&'a self, request: &Request<'a>, object: Option<&'a Value>) -> Attributes<'a> {
+    pub(super) fn attributes<'a>(&'a self, request: &Request<'a>, object: Option<&'a Value>) -> Attributes<'a> {
         Attributes {
             operation: request.operation.as_str(),
             resource: &self.resource,
@@ -191,18 +159,6 @@ impl Asked {
             equivalents: &self.equivalents,
         }
     }
-}
-
-/// The variable `request` of a webhook's conditions.
-pub(super) fn request_variable(request: &Request<'_>) -> Value {
-    let asked = Asked::new(request);
-    asked.attributes(request, None).request(&asked.resource)
-}
-
-/// What `authorizer.requestResource` asks about.
-pub(super) fn request_resource(request: &Request<'_>) -> ResourceTarget {
-    let asked = Asked::new(request);
-    asked.attributes(request, None).request_resource()
 }
 
 /// Parameters, from the caches.
@@ -239,14 +195,13 @@ impl ParamLookup for Params<'_> {
     }
 }
 
-/// The refusal of the first policy, with all as causes.
+/// The refusal of the first policy.
 fn refused(request: &Request<'_>, denials: &[Denial], whole: bool) -> Result<(), ApiError> {
     let Some(first) = denials.first() else { return Ok(()) };
-    let name = if request.name.is_empty() { "" } else { request.name };
     let mut error = if whole {
         ApiError::new(Reason::Forbidden, first.message.clone())
     } else {
-        ApiError::forbidden(request.call.res, name, &first.message)
+        ApiError::forbidden(request.call.res, request.name, &first.message)
     };
     error.code = first.code;
     error.causes = vec![Cause { reason: String::new(), message: first.message.clone(), field: String::new() }];
@@ -260,10 +215,7 @@ fn refused(request: &Request<'_>, denials: &[Denial], whole: bool) -> Result<(),
 pub(super) fn validate(request: &Request<'_>, object: Option<&Value>) -> Result<Vec<String>, ApiError> {
     let server = &request.call.server;
     let plurals = ["validatingadmissionpolicies", "validatingadmissionpolicybindings"];
-    let compiled = compiled(server, &server.policies.validating, plurals, ValidatingPolicy::compile, |binding| {
-        let read = Binding::read(binding);
-        (read.policy().to_owned(), read)
-    });
+    let compiled = compiled(server, &server.policies.validating, plurals, ValidatingPolicy::compile);
     if compiled.is_empty() {
         return Ok(Vec::new());
     }
@@ -277,22 +229,19 @@ pub(super) fn validate(request: &Request<'_>, object: Option<&Value>) -> Result<
     Ok(outcome.warnings)
 }
 
-/// Lets the mutating policies change the object.
-pub(super) fn mutate(request: &Request<'_>, object: &mut Value, again: &mut Reinvocation) -> Result<(), ApiError> {
+/// Lets the mutating policies change the object. Returns whether one did.
+pub(super) fn mutate(request: &Request<'_>, object: &mut Value, again: &mut Reinvocation) -> Result<bool, ApiError> {
     if !matches!(request.operation, Operation::Create | Operation::Update) {
-        return Ok(());
+        return Ok(false);
     }
     let server = &request.call.server;
     let plurals = ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"];
-    let compiled = compiled(server, &server.policies.mutating, plurals, MutatingPolicy::compile, |binding| {
-        let read = MutatingBinding::read(binding);
-        (read.policy().to_owned(), read)
-    });
+    let compiled = compiled(server, &server.policies.mutating, plurals, MutatingPolicy::compile);
     if compiled.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     let asked = Asked::new(request);
-    let policies: Vec<(&MutatingPolicy, &[MutatingBinding])> =
+    let policies: Vec<(&MutatingPolicy, &[Binding])> =
         compiled.iter().map(|(policy, bindings)| (policy, bindings.as_slice())).collect();
     let authorizer = authorizer(request);
     let outcome = {
@@ -301,10 +250,11 @@ pub(super) fn mutate(request: &Request<'_>, object: &mut Value, again: &mut Rein
         mutating::evaluate(&policies, &attributes, &Params(server), Some(&authorizer), &patcher, again)
     };
     refused(request, &outcome.denials, true)?;
-    if let Some(changed) = outcome.object {
-        *object = changed;
+    let changed = outcome.object.is_some();
+    if let Some(new) = outcome.object {
+        *object = new;
     }
-    Ok(())
+    Ok(changed)
 }
 
 /// Patches objects of one kind.

@@ -11,14 +11,14 @@ use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 
 use super::{Request, limits};
-use crate::cache::{Filter, Object};
+use crate::cache::Object;
 use crate::server::Also;
 
 /// The quotas of a namespace.
 pub(crate) fn of(server: &crate::server::Server, namespace: &str) -> Vec<Arc<Object>> {
     let Some(res) = resource() else { return Vec::new() };
     let Some(cache) = server.hub.cache(res).filter(|cache| !cache.is_empty()) else { return Vec::new() };
-    cache.list(&res.key_prefix(Some(namespace)), None, &Filter::default(), 0).objects
+    cache.objects(Some(namespace))
 }
 
 /// The kind.

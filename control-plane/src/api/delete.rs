@@ -2,7 +2,7 @@
 
 use futures::StreamExt;
 use http::{Response, StatusCode};
-use keelson_kinds::deletion::{self, DeleteOptions, Deletion};
+use keelson_kinds::deletion::{self, DeleteOptions};
 use keelson_kinds::{ApiError, Reason, error};
 use serde_json::{Map, Value, json};
 
@@ -69,11 +69,7 @@ pub async fn remove(call: &Call, namespace: &str, name: &str, options: &DeleteOp
         if custom::is_definition(call.res) && !dry_run && current["metadata"]["deletionTimestamp"].is_null() {
             keelson_kinds::custom::begin_deletion(&mut asked, now);
         }
-        let change = match deletion::begin(call.res, &asked, options, now)? {
-            Deletion::Remove(value) => Change::Remove(value),
-            Deletion::Update(value) => Change::Put(value),
-            Deletion::Pending => Change::Keep,
-        };
+        let change = deletion::begin(call.res, &asked, options, now)?.into();
         if dry_run {
             let (value, removed) = match change {
                 Change::Remove(value) => (value, true),

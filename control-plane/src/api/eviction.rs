@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use super::subresource::success;
 use super::{decode_body, delete, dry_run};
 use crate::admission;
-use crate::cache::Filter;
 use crate::http::Call;
 use crate::http::body::Body;
 use crate::server::Change;
@@ -53,12 +52,11 @@ fn budgets(call: &Call, res: &Resource, pod: &Value) -> Vec<Value> {
     let Some(cache) = call.server.hub.cache(res) else { return Vec::new() };
     let no_labels = serde_json::Map::new();
     let labels = pod["metadata"]["labels"].as_object().unwrap_or(&no_labels);
-    let listed = cache.list(&res.key_prefix(Some(&call.namespace)), None, &Filter::default(), 0);
     let about = |budget: &Value| {
         let selector = LabelSelector::from_json(budget["spec"].get("selector"));
         selector.is_ok_and(|selector| selector.matches(labels))
     };
-    listed.objects.iter().map(|object| object.value()).filter(about).collect()
+    cache.values(Some(&call.namespace)).into_iter().filter(about).collect()
 }
 
 /// Whether a budget was spent.

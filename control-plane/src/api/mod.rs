@@ -16,6 +16,7 @@ pub mod write;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use keelson_kinds::decode::{self, FieldValidation, Format};
+use keelson_kinds::write::{SUFFIX_ALPHABET, SUFFIX_LEN};
 use keelson_kinds::{ApiError, FieldError, Resource, Verb, WriteContext, table};
 use rand::RngExt;
 use serde_json::{Value, json};
@@ -123,14 +124,12 @@ fn format(call: &Call) -> Result<Format, ApiError> {
     Format::from_content_type(Some(call.header(http::header::CONTENT_TYPE)).filter(|t| !t.is_empty()))
 }
 
-/// Characters of generated names: upstream's, which spell no words.
-const SUFFIX_CHARACTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-
-/// Five random characters.
+/// The random part of a generated name.
 #[must_use]
 pub fn random_suffix() -> String {
     let mut rng = rand::rng();
-    (0..5).map(|_| char::from(SUFFIX_CHARACTERS[rng.random_range(0..SUFFIX_CHARACTERS.len())])).collect()
+    let alphabet = SUFFIX_ALPHABET.as_bytes();
+    (0..SUFFIX_LEN).map(|_| char::from(alphabet[rng.random_range(0..alphabet.len())])).collect()
 }
 
 /// What a write borrows.

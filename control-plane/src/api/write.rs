@@ -167,17 +167,17 @@ pub fn check_preconditions(res: &Resource, name: &str, new: &Value, current: &Va
 }
 
 /// What an update makes of the current object, and what the client is warned of.
-async fn replace(call: &Call, mut new: Value, current: &Value, dry: bool) -> Result<(Value, Vec<String>), ApiError> {
+async fn replace(request: &Request<'_>, current: &Value, mut new: Value) -> Result<(Value, Vec<String>), ApiError> {
+    let call = request.call;
     let fresh = Fresh::new();
     set_namespace(call, &mut new)?;
     check_preconditions(call.res, &call.name, &new, current)?;
     if !ownership::is_apply(call.header(header::CONTENT_TYPE)) {
         ownership::note(call, Some(current), &mut new);
     }
-    let request = Request::new(call, Operation::Update, Some(current), dry);
-    let mut warnings = admission::mutate(&request, &mut new).await?;
+    let mut warnings = admission::mutate(request, &mut new).await?;
     warnings.extend(write::update(call.res, &mut new, current, part(call), &fresh.context(&call.namespace))?);
-    warnings.extend(admission::validate(&request, Some(&new)).await?);
+    warnings.extend(admission::validate(request, Some(&new)).await?);
     if is_service(call.res) && call.subresource.is_empty() {
         call.server.allocator.allocate(&owner(&call.namespace, &call.name), &mut new)?;
     }
@@ -208,9 +208,9 @@ async fn attempt(
     loop {
         let current = attempts.current()?;
         let decoded = wanted(&current)?;
-        let (mut new, more) = replace(call, decoded.object, &current, dry).await?;
-        let warnings = [decoded.warnings, more].concat();
         let request = Request::new(call, Operation::Update, Some(&current), dry);
+        let (mut new, more) = replace(&request, &current, decoded.object).await?;
+        let warnings = [decoded.warnings, more].concat();
         let _turn = quota::turn(&request).await;
         let charges = quota::charge(&request, &new)?;
         if dry {

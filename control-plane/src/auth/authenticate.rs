@@ -6,7 +6,7 @@ use std::sync::Arc;
 use keelson_kinds::lookup;
 use serde_json::Value;
 
-use super::{AUTHENTICATED, User};
+use super::{AUTHENTICATED, User, service_account_groups};
 use crate::cache::Hub;
 use crate::pki::Subject;
 use crate::pki::token::{Claims, ISSUER, Ref, TokenError, TokenKeys};
@@ -81,16 +81,9 @@ pub fn token_user(
         note("node-uid", &node.uid);
     }
     note("credential-id", &format!("JTI={}", claims.jti));
-    let user = User {
-        name: claims.sub.clone(),
-        uid: claims.kubernetes.serviceaccount.uid.clone(),
-        groups: vec![
-            "system:serviceaccounts".to_owned(),
-            format!("system:serviceaccounts:{namespace}"),
-            AUTHENTICATED.to_owned(),
-        ],
-        extra,
-    };
+    let mut groups = service_account_groups(namespace);
+    groups.push(AUTHENTICATED.to_owned());
+    let user = User { name: claims.sub.clone(), uid: claims.kubernetes.serviceaccount.uid.clone(), groups, extra };
     Ok((user, shared))
 }
 

@@ -19,6 +19,12 @@ pub const AUTHENTICATED: &str = "system:authenticated";
 /// Group of everyone else.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 
+/// The groups of the ServiceAccounts of a namespace, besides that of everyone who showed who they are.
+#[must_use]
+pub fn service_account_groups(namespace: &str) -> Vec<String> {
+    vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")]
+}
+
 /// A user as authentication found it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {

@@ -5,12 +5,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Attributes, User};
-use crate::cache::{Filter, Hub, WatchCache};
+use crate::cache::{Derived, Hub, WatchCache};
 use crate::store::Revision;
 
 /// API group of roles and bindings.
@@ -59,7 +58,7 @@ struct Index {
 #[derive(Debug)]
 pub struct Rbac {
     hub: Arc<Hub>,
-    compiled: Mutex<Option<([Revision; 4], Arc<Index>)>>,
+    compiled: Derived<[Revision; 4], Index>,
 }
 
 const PLURALS: [&str; 4] = ["clusterroles", "clusterrolebindings", "roles", "rolebindings"];
@@ -68,7 +67,7 @@ impl Rbac {
     /// Over the caches of a hub.
     #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
-        Self { hub, compiled: Mutex::new(None) }
+        Self { hub, compiled: Derived::default() }
     }
 
     /// Whether the RBAC kinds are served at all; without them nobody but `system:masters` and nodes could do anything.
@@ -83,15 +82,7 @@ impl Rbac {
 
     fn index(&self) -> Arc<Index> {
         let versions = PLURALS.map(|plural| self.cache(plural).map_or(0, |c| c.last_change()));
-        let mut compiled = self.compiled.lock();
-        if let Some((known, index)) = compiled.as_ref()
-            && *known == versions
-        {
-            return Arc::clone(index);
-        }
-        let index = Arc::new(self.compile());
-        *compiled = Some((versions, Arc::clone(&index)));
-        index
+        self.compiled.get(versions, || self.compile())
     }
 
     fn compile(&self) -> Index {
@@ -132,8 +123,7 @@ impl Rbac {
     }
 
     fn values(&self, plural: &str) -> impl Iterator<Item = Value> + use<> {
-        let objects = self.cache(plural).map(|c| c.list(c.resource().storage_prefix, None, &Filter::default(), 0));
-        objects.into_iter().flat_map(|s| s.objects).map(|object| object.value())
+        self.cache(plural).into_iter().flat_map(|cache| cache.values(None))
     }
 
     /// Whether some rule that applies to the user grants the request.

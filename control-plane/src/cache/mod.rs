@@ -8,6 +8,7 @@
 //!
 //! Upstream counterpart: `k8s.io/apiserver/pkg/storage/cacher`.
 
+mod derived;
 mod filter;
 mod object;
 mod watch_cache;
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::store::{Event, Revision, Store, StoreError};
 
+pub use derived::Derived;
 pub use filter::Filter;
 pub use object::{DecodeError, Object, encode, with_revision};
 pub use watch_cache::{CacheEvent, Snapshot, WatchCache, WatchError, Watcher};

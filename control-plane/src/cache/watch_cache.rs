@@ -236,6 +236,18 @@ impl WatchCache {
         self.state.read().watchers.len()
     }
 
+    /// All objects of a namespace, or of the kind.
+    #[must_use]
+    pub fn objects(&self, namespace: Option<&str>) -> Vec<Arc<Object>> {
+        self.list(&self.resource.key_prefix(namespace), None, &Filter::default(), 0).objects
+    }
+
+    /// [`Self::objects`], parsed.
+    #[must_use]
+    pub fn values(&self, namespace: Option<&str>) -> Vec<Value> {
+        self.objects(namespace).iter().map(|object| object.value()).collect()
+    }
+
     /// Matching objects below `prefix`, after `after`, at most `limit` (0: all).
     #[must_use]
     pub fn list(&self, prefix: &str, after: Option<&str>, filter: &Filter, limit: usize) -> Snapshot {

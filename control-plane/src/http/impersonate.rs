@@ -8,7 +8,7 @@ use http::HeaderMap;
 use keelson_kinds::ApiError;
 
 use super::path::decode;
-use crate::auth::{AUTHENTICATED, Attributes, UNAUTHENTICATED, User};
+use crate::auth::{AUTHENTICATED, Attributes, UNAUTHENTICATED, User, service_account_groups};
 
 const USER: &str = "impersonate-user";
 const UID: &str = "impersonate-uid";
@@ -97,7 +97,7 @@ impl Wanted {
         if let Some((namespace, _)) = self.account()
             && groups.is_empty()
         {
-            groups = vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
+            groups = service_account_groups(namespace);
         }
         let has = |group: &str| groups.iter().any(|g| g == group);
         if self.name == User::anonymous().name {

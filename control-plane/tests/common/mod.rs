@@ -114,6 +114,19 @@ impl Api {
         self.send(Method::GET, path, "application/json", "").await
     }
 
+    /// Gets until the answer has the status, at most `tries` times more, 10 ms apart. Panics if it never has.
+    pub async fn get_until(&self, path: &str, status: u16, tries: usize) -> Value {
+        let mut answer = self.get(path).await;
+        for _ in 0..tries {
+            if answer.status == status {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            answer = self.get(path).await;
+        }
+        answer.expect(status)
+    }
+
     pub async fn get_as(&self, path: &str, accept: &str) -> Answer {
         let service = ApiService::internal(Arc::clone(&self.server), User::internal("admin"));
         self.answer(service, request(Method::GET, path, &[("accept", accept)], "")).await

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use keelson_tests::process::memory_mib;
 use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
@@ -69,10 +70,7 @@ impl Server {
     }
 
     fn rss_mib(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
-        Ok(kib / 1024.0)
+        memory_mib(self.child.id(), "VmRSS")
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) fn usage(pod: &Value, now: i64) -> ResourceList {
 fn of_amounts(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     let mut usage = ResourceList::from([("pods".to_owned(), Quantity::from_value(1))]);
     for (name, amount) in requests {
-        let plain = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
+        let plain = resource_names::of_containers(name);
         if plain {
             usage.insert(name.clone(), *amount);
         }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::checks;
 use super::params::{self, ParamKind, ParamLookup};
 use super::validating::Denial;
-use super::{Attributes, ResourceKind, Scope, is_policy_resource, list, matching, text, variables};
+use super::{Attributes, Binding, ResourceKind, Scope, is_policy_resource, list, matching, text, variables};
 use crate::budget::{Budget, MATCH_CONDITIONS_BUDGET, POLICY_BUDGET};
 use crate::expression::{CompileError, Expect, Expression};
 use crate::library::authz::Authorizer;
@@ -107,35 +107,6 @@ fn shape(mutation: &Value) -> (PatchType, &'static str, Expect) {
     }
 }
 
-/// A MutatingAdmissionPolicyBinding.
-#[derive(Clone, Debug)]
-pub struct MutatingBinding {
-    name: String,
-    policy: String,
-    param_ref: Value,
-    match_resources: Value,
-}
-
-impl MutatingBinding {
-    /// Reads a stored binding.
-    #[must_use]
-    pub fn read(binding: &Value) -> Self {
-        let spec = &binding["spec"];
-        Self {
-            name: text(&binding["metadata"], "name").to_owned(),
-            policy: text(spec, "policyName").to_owned(),
-            param_ref: spec["paramRef"].clone(),
-            match_resources: spec["matchResources"].clone(),
-        }
-    }
-
-    /// The name of the policy that it binds.
-    #[must_use]
-    pub fn policy(&self) -> &str {
-        &self.policy
-    }
-}
-
 /// Policy, binding, parameter's namespace and name.
 type Key = (String, String, String, String);
 
@@ -175,7 +146,7 @@ pub struct MutationOutcome {
 
 struct Invocation<'a> {
     policy: &'a MutatingPolicy,
-    binding: &'a MutatingBinding,
+    binding: &'a Binding,
     matched: ResourceKind,
     param: Option<Arc<Value>>,
 }
@@ -190,7 +161,7 @@ impl Invocation<'_> {
 }
 
 impl MutationOutcome {
-    fn refuse(&mut self, policy: &MutatingPolicy, binding: Option<&MutatingBinding>, error: &str, reason: &str) {
+    fn refuse(&mut self, policy: &MutatingPolicy, binding: Option<&Binding>, error: &str, reason: &str) {
         if policy.failure == FailurePolicy::Ignore {
             return;
         }
@@ -206,7 +177,7 @@ impl MutationOutcome {
     /// The policies that are for the request, as it came, with their parameters.
     fn invocations<'a>(
         &mut self,
-        policies: &[(&'a MutatingPolicy, &'a [MutatingBinding])],
+        policies: &[(&'a MutatingPolicy, &'a [Binding])],
         attributes: &Attributes<'_>,
         lookup: &dyn ParamLookup,
     ) -> Vec<Invocation<'a>> {
@@ -251,7 +222,7 @@ impl MutationOutcome {
 
 /// Evaluates all policies with their bindings, in order, each on what those before it left.
 pub fn evaluate(
-    policies: &[(&MutatingPolicy, &[MutatingBinding])],
+    policies: &[(&MutatingPolicy, &[Binding])],
     attributes: &Attributes<'_>,
     lookup: &dyn ParamLookup,
     authorizer: Option<&Arc<dyn Authorizer>>,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::params::{self, ParamKind, ParamLookup};
-use super::{Attributes, ResourceKind, Scope, is_policy_resource, list, matching, text, variables};
+use super::{Attributes, Binding, ResourceKind, Scope, is_policy_resource, list, matching, text, variables};
 use crate::budget::{Budget, MATCH_CONDITIONS_BUDGET, POLICY_BUDGET};
 use crate::expression::{CompileError, EvalError, Expect, Expression};
 use crate::library::authz::Authorizer;
@@ -97,37 +97,6 @@ impl ValidatingPolicy {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
-    }
-}
-
-/// A ValidatingAdmissionPolicyBinding.
-#[derive(Clone, Debug)]
-pub struct Binding {
-    pub(super) name: String,
-    pub(super) policy: String,
-    pub(super) param_ref: Value,
-    pub(super) match_resources: Value,
-    actions: Vec<String>,
-}
-
-impl Binding {
-    /// Reads a stored binding.
-    #[must_use]
-    pub fn read(binding: &Value) -> Self {
-        let spec = &binding["spec"];
-        Self {
-            name: text(&binding["metadata"], "name").to_owned(),
-            policy: text(spec, "policyName").to_owned(),
-            param_ref: spec["paramRef"].clone(),
-            match_resources: spec["matchResources"].clone(),
-            actions: list(&spec["validationActions"]).iter().filter_map(Value::as_str).map(str::to_owned).collect(),
-        }
-    }
-
-    /// The name of the policy that it binds.
-    #[must_use]
-    pub fn policy(&self) -> &str {
-        &self.policy
     }
 }
 

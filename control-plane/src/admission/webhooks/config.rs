@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use keelson_cel::match_conditions::{FailurePolicy, MatchConditions, WEBHOOK_VARIABLES};
 use kube_common::selector::LabelSelector;
-use parking_lot::RwLock;
 use serde_json::Value;
 
 use super::Phase;
 use super::rules::Rule;
 use super::transport::Client;
-use crate::cache::{Filter, WatchCache};
+use crate::cache::{Derived, WatchCache};
 use crate::store::Revision;
 
 /// Whether asking changes anything outside.
@@ -81,38 +80,20 @@ impl Hook {
 /// The webhooks of both phases, as of the last change of their configurations.
 #[derive(Debug, Default)]
 pub struct Configurations {
-    mutating: RwLock<Read>,
-    validating: RwLock<Read>,
-}
-
-#[derive(Debug, Default)]
-struct Read {
-    at: Option<Revision>,
-    hooks: Arc<[Arc<Hook>]>,
+    mutating: Derived<Revision, Vec<Hook>>,
+    validating: Derived<Revision, Vec<Hook>>,
 }
 
 impl Configurations {
-    pub(super) fn hooks(&self, phase: Phase, cache: &WatchCache) -> Arc<[Arc<Hook>]> {
+    pub(super) fn hooks(&self, phase: Phase, cache: &WatchCache) -> Arc<Vec<Hook>> {
         let read = match phase {
             Phase::Mutating => &self.mutating,
             Phase::Validating => &self.validating,
         };
-        let newest = cache.last_change();
-        {
-            let read = read.read();
-            if read.at == Some(newest) {
-                return Arc::clone(&read.hooks);
-            }
-        }
-        let listed = cache.list(cache.resource().storage_prefix, None, &Filter::default(), 0);
-        let configurations = listed.objects.iter().map(|object| object.value());
-        let hooks: Arc<[Arc<Hook>]> = configurations
-            .flat_map(|configuration| {
-                let webhooks = configuration["webhooks"].as_array().cloned().unwrap_or_default();
-                webhooks.iter().map(Hook::read).map(Arc::new).collect::<Vec<_>>()
-            })
-            .collect();
-        *read.write() = Read { at: Some(newest), hooks: Arc::clone(&hooks) };
-        hooks
+        read.get(cache.last_change(), || {
+            let configurations = cache.values(None);
+            let webhooks = configurations.iter().filter_map(|configuration| configuration["webhooks"].as_array());
+            webhooks.flatten().map(Hook::read).collect()
+        })
     }
 }

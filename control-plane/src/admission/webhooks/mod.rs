@@ -53,8 +53,8 @@ struct Invocation<'a> {
     res: &'static Resource,
 }
 
-fn hooks(request: &Request<'_>, phase: Phase) -> Arc<[Arc<Hook>]> {
-    let none = || Arc::from([]);
+fn hooks(request: &Request<'_>, phase: Phase) -> Arc<Vec<Hook>> {
+    let none = Arc::default;
     if request.call.res.group == OWN_GROUP {
         return none();
     }
@@ -68,7 +68,7 @@ fn hooks(request: &Request<'_>, phase: Phase) -> Arc<[Arc<Hook>]> {
 /// Labels that a webhook's namespace selector looks at; `None` for what is in no namespace and is none itself.
 fn namespace_labels(request: &Request<'_>, object: &Value) -> Option<Value> {
     let res = request.call.res;
-    if res.group.is_empty() && res.plural == "namespaces" {
+    if request.is_about_a_namespace() {
         let own = request.call.subresource.is_empty() && !object.is_null();
         let object = if own { object } else { request.old.unwrap_or(object) };
         return Some(object["metadata"]["labels"].clone());
@@ -115,13 +115,15 @@ fn applies<'a>(hook: &'a Hook, request: &Request<'_>, object: &Value) -> Result<
 
 /// Whether the webhook's conditions hold for a request that its rules name.
 fn conditions_hold(hook: &Hook, request: &Request<'_>, object: &Value) -> Result<bool, ApiError> {
-    let asked = policies::request_variable(request);
+    let asked = policies::Asked::new(request);
+    let attributes = asked.attributes(request, Some(object));
+    let shown = attributes.request(attributes.resource);
     let authorizer = policies::authorizer(request);
     let variables = Variables::new()
-        .json("object", Some(object).filter(|object| !object.is_null()))
-        .json("oldObject", request.old)
-        .json("request", Some(&asked))
-        .authorizer(&authorizer, policies::request_resource(request));
+        .json("object", attributes.object)
+        .json("oldObject", attributes.old_object)
+        .json("request", Some(&shown))
+        .authorizer(&authorizer, attributes.request_resource());
     let mut budget = Budget::new(MATCH_CONDITIONS_BUDGET);
     match hook.conditions.evaluate(&variables, hook.failure, &mut budget) {
         Matched::Yes => Ok(true),
@@ -130,22 +132,31 @@ fn conditions_hold(hook: &Hook, request: &Request<'_>, object: &Value) -> Result
     }
 }
 
+/// What mutating webhooks did.
+#[derive(Debug, Default)]
+pub(super) struct Mutated {
+    /// What the client is warned of.
+    pub(super) warnings: Vec<String>,
+    /// Whether one of them changed the object.
+    pub(super) changed: bool,
+}
+
 /// Asks the mutating webhooks and applies what they answer.
-pub(super) async fn mutate(request: &Request<'_>, object: &mut Value) -> Result<Vec<String>, ApiError> {
+pub(super) async fn mutate(request: &Request<'_>, object: &mut Value) -> Result<Mutated, ApiError> {
     let hooks = hooks(request, Phase::Mutating);
-    let mut warnings = Vec::new();
-    let mut again: Vec<(usize, Value)> = Vec::new();
-    for (at, hook) in hooks.iter().enumerate() {
-        if ask_to_change(hook, request, object, &mut warnings).await? && hook.reinvoke {
-            again.push((at, object.clone()));
+    let mut mutated = Mutated::default();
+    let mut again: Vec<(&Hook, Value)> = Vec::new();
+    for hook in hooks.iter() {
+        if ask_to_change(hook, request, object, &mut mutated).await? && hook.reinvoke {
+            again.push((hook, object.clone()));
         }
     }
-    for (at, left) in again {
+    for (hook, left) in again {
         if left != *object {
-            ask_to_change(&hooks[at], request, object, &mut warnings).await?;
+            ask_to_change(hook, request, object, &mut mutated).await?;
         }
     }
-    Ok(warnings)
+    Ok(mutated)
 }
 
 /// Whether the webhook was asked.
@@ -153,16 +164,18 @@ async fn ask_to_change(
     hook: &Hook,
     request: &Request<'_>,
     object: &mut Value,
-    warnings: &mut Vec<String>,
+    mutated: &mut Mutated,
 ) -> Result<bool, ApiError> {
     let Some(invocation) = applies(hook, request, object)? else { return Ok(false) };
     let Some(answer) = ask(&invocation, request, object).await? else { return Ok(true) };
-    warnings.extend(answer.warnings);
+    mutated.warnings.extend(answer.warnings);
     if let Some(refusal) = answer.refusal {
         return Err(refusal);
     }
     if let Some(patch) = answer.patch {
-        *object = patched(&invocation, request, object, &patch)?;
+        let new = patched(&invocation, request, object, &patch)?;
+        mutated.changed |= new != *object;
+        *object = new;
     }
     Ok(true)
 }

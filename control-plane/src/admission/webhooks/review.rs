@@ -90,9 +90,7 @@ pub(super) fn request(invocation: &Invocation<'_>, request: &Request<'_>, object
         "dryRun": request.dry_run,
         "options": options(request),
     });
-    let is_namespace = call.res.group.is_empty() && call.res.plural == "namespaces";
-    let namespace = if is_namespace { request.name } else { request.namespace };
-    for (key, value) in [("name", request.name), ("namespace", namespace)] {
+    for (key, value) in [("name", request.name), ("namespace", request.own_namespace())] {
         if !value.is_empty() {
             asked[key] = json!(value);
         }

@@ -14,7 +14,6 @@ use serde_json::Value;
 
 use super::{Connect, upgraded};
 use crate::api::log;
-use crate::cache::Filter;
 use crate::http::Call;
 use crate::http::body::{self, Body};
 use crate::http::path::decode;
@@ -160,11 +159,10 @@ pub(crate) fn endpoint(server: &Server, namespace: &str, name: &str, port: &str)
     let service = server.get(services, namespace, name).ok_or_else(|| ApiError::not_found(services, name))?;
     let port = service_port(name, port, &service)?;
     let slices: &Resource = lookup("discovery.k8s.io", "v1", "endpointslices").ok_or_else(none)?;
-    let listed = server.cache(slices)?.list(&slices.key_prefix(Some(namespace)), None, &Filter::default(), 0);
-    let mut all: Vec<(String, u16)> = listed
-        .objects
-        .iter()
-        .map(|object| object.value())
+    let mut all: Vec<(String, u16)> = server
+        .cache(slices)?
+        .values(Some(namespace))
+        .into_iter()
         .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == name)
         .flat_map(|slice| addresses(&slice, &port))
         .collect();

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use keelson_tests::lab::Lab;
+use keelson_tests::process::{memory_mib, status_field};
 
 use super::figures::Figures;
 
@@ -28,7 +29,7 @@ impl Process {
         let pids = fs::read_dir("/proc")?.flatten();
         let found = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()).find(|pid| {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            field(&status, "NSpid:").and_then(|pids| pids.split_whitespace().last()?.parse().ok()) == Some(inside)
+            status_field(&status, "NSpid").and_then(|pids| pids.split_whitespace().last()?.parse().ok()) == Some(inside)
                 && namespace(*pid) == wanted
         });
         let pid = found.with_context(|| format!("no process is pid {inside}, the {service} of {machine}"))?;
@@ -37,10 +38,7 @@ impl Process {
 
     /// Resident memory.
     pub fn rss_mib(self) -> Result<f64> {
-        let path = format!("/proc/{}/status", self.pid);
-        let status = fs::read_to_string(&path).with_context(|| path.clone())?;
-        let value = field(&status, "VmRSS:").and_then(|value| value.split_whitespace().next()?.parse::<f64>().ok());
-        Ok(value.with_context(|| format!("no VmRSS in {path}"))? / 1024.0)
+        memory_mib(self.pid.unsigned_abs(), "VmRSS")
     }
 
     /// CPU time so far, of all its threads, in seconds.
@@ -54,10 +52,6 @@ impl Process {
     pub fn runs(self) -> bool {
         Path::new(&format!("/proc/{}", self.pid)).exists()
     }
-}
-
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    status.lines().find_map(|line| line.strip_prefix(name))
 }
 
 /// User and system time. The program's name before them may hold anything, so the fields are counted behind it.

@@ -23,6 +23,7 @@ use keelson_dataplane::model::types::{
     EndpointRecord, Family, Name, NodeRecord, Protocol, ServicePort, ServiceRecord, SlicePort, SliceRecord,
 };
 use keelson_netfilter::nft::{Family as NftFamily, KernelNft};
+use keelson_tests::process::memory_mib;
 use nix::sys::socket::{setsockopt, sockopt};
 
 /// Repetitions of a single change; the median is reported.
@@ -183,10 +184,8 @@ fn new_engine() -> anyhow::Result<Engine> {
     Ok(engine)
 }
 
-fn memory_mib(field: &str) -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|l| l.starts_with(field)).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
+fn own_memory_mib(field: &str) -> anyhow::Result<f64> {
+    memory_mib(std::process::id(), field)
 }
 
 /// Median time of a sync after each of several changes, in milliseconds.
@@ -236,8 +235,8 @@ fn sync_case(services: u32, endpoints: u32) -> anyhow::Result<Results> {
         }
         engine.sync()?;
     }
-    results.insert(format!("rss_mib_{shape}"), memory_mib("VmRSS:"));
-    results.insert(format!("rss_peak_mib_{shape}"), memory_mib("VmHWM:"));
+    results.insert(format!("rss_mib_{shape}"), own_memory_mib("VmRSS")?);
+    results.insert(format!("rss_peak_mib_{shape}"), own_memory_mib("VmHWM")?);
     // A restart: everything is listed and compared, nothing is written.
     engine.forget();
     let start = Instant::now();

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{REPEAT, Results, endpoint, memory_mib, vip};
+use super::{REPEAT, Results, endpoint, own_memory_mib, vip};
 
 const HEALTHZ: &str = "127.0.0.1:10256";
 /// Longer than any of it takes.
@@ -166,7 +166,7 @@ pub fn case(services: u32, endpoints: u32) -> anyhow::Result<Results> {
         let response = answer(request.uri(), &source, services, endpoints);
         async move { Ok::<_, Infallible>(response) }
     });
-    let before = memory_mib("VmRSS:");
+    let before = own_memory_mib("VmRSS")?;
     let start = Instant::now();
     let guard = runtime.enter();
     let client = kube::Client::new(api, "default");
@@ -183,8 +183,8 @@ pub fn case(services: u32, endpoints: u32) -> anyhow::Result<Results> {
         (format!("watched_full_s_{shape}"), full),
         (format!("watched_add_endpoint_ms_{shape}"), grow),
         (format!("watched_remove_endpoint_ms_{shape}"), shrink),
-        (format!("watched_rss_mib_{shape}"), memory_mib("VmRSS:")),
-        (format!("watched_rss_peak_mib_{shape}"), memory_mib("VmHWM:")),
+        (format!("watched_rss_mib_{shape}"), own_memory_mib("VmRSS")?),
+        (format!("watched_rss_peak_mib_{shape}"), own_memory_mib("VmHWM")?),
         (format!("watched_rss_before_mib_{shape}"), before),
     ]);
     shutdown.cancel();

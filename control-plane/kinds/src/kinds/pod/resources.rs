@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::check;
 use crate::error::FieldError;
-use crate::{names, val};
+use crate::{names, resource_names, val};
 
 const HUGE_PAGES: &str = "hugepages-";
 /// Names without a domain that exist at all; containers may use the first three.
@@ -34,19 +34,6 @@ const STANDARD: &[&str] = &[
     "services.nodeports",
     "services.loadbalancers",
 ];
-/// Standard names that count things.
-const COUNTS: &[&str] = &[
-    "pods",
-    "resourcequotas",
-    "services",
-    "replicationcontrollers",
-    "secrets",
-    "configmaps",
-    "persistentvolumeclaims",
-    "services.nodeports",
-    "services.loadbalancers",
-];
-const OF_CONTAINERS: &[&str] = &["cpu", "memory", "ephemeral-storage"];
 const OF_PODS: &[&str] = &["cpu", HUGE_PAGES, "memory"];
 
 /// Whose resources they are: it decides which names there are.
@@ -60,15 +47,6 @@ fn is_huge(name: &str) -> bool {
     name.starts_with(HUGE_PAGES)
 }
 
-fn is_native(name: &str) -> bool {
-    !name.contains('/') || name.contains("kubernetes.io/")
-}
-
-/// Devices and the like: a domain of their own, counted in whole units, never overcommitted.
-fn is_extended(name: &str) -> bool {
-    !is_native(name) && !name.starts_with("requests.") && names::qualified_name(&format!("requests.{name}")).is_empty()
-}
-
 fn name_errors(name: &str, owner: Owner, at: &str, errors: &mut Vec<FieldError>) {
     let before = errors.len();
     check::text(name, at, names::qualified_name, errors);
@@ -78,11 +56,11 @@ fn name_errors(name: &str, owner: Owner, at: &str, errors: &mut Vec<FieldError>)
     }
     match owner {
         Owner::Container if !name.contains('/') => {
-            if !is_huge(name) && !OF_CONTAINERS.contains(&name) {
+            if !resource_names::of_containers(name) {
                 errors.push(FieldError::invalid(at, name, "must be a standard resource for containers"));
             }
         }
-        Owner::Container if !is_native(name) && !is_extended(name) => {
+        Owner::Container if !resource_names::native(name) && !resource_names::extended(name) => {
             errors.push(FieldError::invalid(at, name, "doesn't follow extended resource name standard"));
         }
         Owner::Pod if errors.len() == before && !is_huge(name) && !OF_PODS.contains(&name) => {
@@ -96,7 +74,7 @@ fn amount_errors(name: &str, amount: Quantity, at: &str, errors: &mut Vec<FieldE
     if amount.is_negative() {
         errors.push(FieldError::invalid(at, amount.to_string(), "must be greater than or equal to 0"));
     }
-    if (COUNTS.contains(&name) || is_extended(name)) && !amount.is_integer() {
+    if resource_names::whole(name) && !amount.is_integer() {
         errors.push(FieldError::invalid(at, amount.to_string(), "must be an integer"));
     }
     if is_huge(name) && !is_multiple(name, amount) {
@@ -132,7 +110,7 @@ fn requirements(resources: &Value, owner: Owner, at: &str, errors: &mut Vec<Fiel
     }
     let requests_at = format!("{at}.requests");
     for (name, asked) in &requests {
-        let may_overcommit = is_native(name) && !is_huge(name);
+        let may_overcommit = resource_names::overcommit(name);
         match limits.get(name) {
             Some(limit) if !may_overcommit && asked != limit => {
                 let message = format!("must be equal to {name} limit of {limit}");
