@@ -51,12 +51,17 @@ pub fn debug(lab: &Lab) -> Result<()> {
     })?;
     let processes = space.kubectl(&["exec", "web", "-c", "look", "--", "ps"])?;
     ensure!(processes.contains("test-server"), "the target's processes are not seen:\n{processes}");
-    // Attached, with its output. The pause: containerd forwards the input before it has added the output, and what a command writes
-    // in between is lost, with any agent. Open input: without `stdinOnce`, which kubectl does not set here, its end is containerd's
-    // end of the output too.
+    // Attached, with its output. Three ways in which containerd 1.6 loses output, with any agent. The pause before: it forwards the
+    // input before it has added the output. The pause after: the end of one output ends the input, and without `stdinOnce`, which
+    // kubectl does not set here, the end of the input ends the other output, read or not. Open input: the same.
     let copy = ["debug", "box", "-i", "--quiet", "--image=busybox:1.28", "--copy-to=twin", "--container=dbg"];
     let mut command = lab.command();
-    command.args(["kubectl", "-n", &space.name]).args(copy).args(["--", "sh", "-c", "read a; sleep 1; echo got $a"]);
+    command.args(["kubectl", "-n", &space.name]).args(copy).args([
+        "--",
+        "sh",
+        "-c",
+        "read a; sleep 1; echo got $a; sleep 1",
+    ]);
     let output = super::remote::finish_open(&mut command, b"it\n")?;
     ensure!(String::from_utf8_lossy(&output.stdout).contains("got it"), "{output:?}");
     let twin = space.json(&["get", "pod", "twin"])?;
