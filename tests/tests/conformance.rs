@@ -10,6 +10,8 @@ macro_rules! tests {
     };
 }
 
+#[path = "conformance/admission.rs"]
+mod admission;
 #[path = "conformance/collector.rs"]
 mod collector;
 #[path = "conformance/containers.rs"]
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
     // The longest first, so that they overlap with all others.
     let together = [
         openapi::TESTS,
+        admission::TESTS,
         probes::TESTS,
         expansion::TESTS,
         termination::TESTS,

@@ -13,7 +13,7 @@
 //! | `/env` | the environment as JSON |
 //! | `/hostname` | the host name as text |
 //! | `/bytes?n=N` | N bytes |
-//! | `/seen` | the latest requests, oldest first, one a line (`GET /path?query`, `GRPC /service/method`); `CLOSED` for a connection without one |
+//! | `/seen` | the latest requests, oldest first, one a line (`GET /path?query`, `GRPC /service/method`, `WEBHOOK /path`); `CLOSED` for a connection without one |
 //!
 //! `--effective-uid` serves nothing: it tells as whom the program runs, which a set-user-ID bit may have changed.
 
@@ -25,11 +25,14 @@ mod grpc;
 mod http;
 #[path = "test_server/respond.rs"]
 mod respond;
+#[path = "test_server/webhook.rs"]
+mod webhook;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -80,6 +83,12 @@ struct Options {
     /// UDP port whose answer is the pod's name, a space, and what was sent; may be given several times.
     #[arg(long = "udp-echo")]
     udp_echo: Vec<u16>,
+    /// HTTPS port of admission webhooks; may be given several times.
+    #[arg(long)]
+    webhook: Vec<u16>,
+    /// Folder of the webhooks' `tls.crt` and `tls.key`.
+    #[arg(long, default_value = "/tls")]
+    tls: PathBuf,
     /// What SIGTERM does.
     #[arg(long, value_enum, default_value = "immediate")]
     on_term: OnTerm,
@@ -154,6 +163,16 @@ async fn run(options: Options) -> io::Result<()> {
         tokio::task::spawn_local(accept_loop(listener, accepting.clone(), move |stream, _| {
             connections.spawn_local(grpc::serve(stream, Rc::clone(&server)));
         }));
+    }
+    if !options.webhook.is_empty() {
+        let acceptor = webhook::acceptor(&options.tls)?;
+        for &port in &options.webhook {
+            let (listener, server, connections) = (listen(port).await?, Rc::clone(&server), tracker.clone());
+            let acceptor = acceptor.clone();
+            tokio::task::spawn_local(accept_loop(listener, accepting.clone(), move |stream, _| {
+                connections.spawn_local(webhook::serve(stream, acceptor.clone(), Rc::clone(&server)));
+            }));
+        }
     }
     for &port in &options.tcp_echo {
         let (listener, closing, connections) = (listen(port).await?, server.closing.clone(), tracker.clone());

@@ -21,7 +21,7 @@ tests![
 const GROUP: &str = "admissionregistration.k8s.io/v1";
 const SOON: u64 = 20;
 
-fn all(kind: &str) -> String {
+pub fn all(kind: &str) -> String {
     format!("/apis/{GROUP}/{kind}webhookconfigurations")
 }
 
@@ -33,16 +33,16 @@ fn webhook(group: &str, resources: &[&str], operations: &[&str]) -> Value {
 }
 
 /// A configuration; removed with the handle.
-struct Configured<'a> {
+pub struct Configured<'a> {
     lab: &'a Lab,
-    url: String,
+    pub url: String,
     made: Value,
 }
 
 impl<'a> Configured<'a> {
-    fn make(lab: &'a Lab, kind: &str, name: &str, webhook: &Value) -> Result<Self> {
+    pub fn make(lab: &'a Lab, kind: &str, name: &str, webhooks: &[Value]) -> Result<Self> {
         let all = all(kind);
-        let made = lab.api()?.create(&all, &json!({ "metadata": { "name": name }, "webhooks": [webhook] }))?;
+        let made = lab.api()?.create(&all, &json!({ "metadata": { "name": name }, "webhooks": webhooks }))?;
         Ok(Self { lab, url: format!("{all}/{name}"), made })
     }
 }
@@ -74,7 +74,7 @@ fn conditions(lab: &Lab, kind: &str) -> Result<()> {
     let mut one = webhook("nobody.example.com", &["things"], &["CREATE"]);
     let first = json!([{ "name": "expression-1", "expression": "object.metadata.namespace == 'production'" }]);
     one["matchConditions"] = first.clone();
-    let made = Configured::make(lab, kind, &format!("conditions-{kind}"), &one)?;
+    let made = Configured::make(lab, kind, &format!("conditions-{kind}"), &[one])?;
     ensure!(made.made["webhooks"][0]["matchConditions"] == first, "{}", made.made);
     ensure!(lab.api()?.get(&made.url)?["webhooks"][0]["matchConditions"] == first);
     let second = json!([
@@ -126,7 +126,7 @@ fn fail_closed(lab: &Lab) -> Result<()> {
     let space = lab.quarter("fail-closed")?;
     let mut one = webhook("", &["configmaps"], &["CREATE"]);
     one["namespaceSelector"] = json!({ "matchLabels": { "kubernetes.io/metadata.name": space.name } });
-    let _made = Configured::make(lab, "validating", "fail-closed", &one)?;
+    let _made = Configured::make(lab, "validating", "fail-closed", &[one])?;
     let map = json!({ "metadata": { "name": "foo" } });
     let url = space.url("configmaps?dryRun=All");
     lab.wait("the webhook is in force", SOON, || lab.api()?.refused(&Method::POST, &url, Some(&map), 500).map(Some))?;
@@ -142,12 +142,12 @@ fn configurations_are_left_alone(lab: &Lab) -> Result<()> {
     let resources = ["validatingwebhookconfigurations", "mutatingwebhookconfigurations"];
     let guard = webhook("admissionregistration.k8s.io", &resources, &["*"]);
     let _guards = [
-        Configured::make(lab, "validating", "guard-validating", &guard)?,
-        Configured::make(lab, "mutating", "guard-mutating", &guard)?,
+        Configured::make(lab, "validating", "guard-validating", std::slice::from_ref(&guard))?,
+        Configured::make(lab, "mutating", "guard-mutating", std::slice::from_ref(&guard))?,
     ];
     for kind in ["validating", "mutating"] {
         let one = webhook("nobody.example.com", &["things"], &["CREATE"]);
-        let made = Configured::make(lab, kind, &format!("guarded-{kind}"), &one)?;
+        let made = Configured::make(lab, kind, &format!("guarded-{kind}"), &[one])?;
         ensure!(made.made["metadata"].get("labels").is_none(), "{}", made.made);
         lab.api()?.patch(&made.url, Patch::Merge, &json!({ "metadata": { "labels": { "changed": "yes" } } }))?;
         lab.api()?.delete(&made.url)?;
