@@ -12,6 +12,8 @@ macro_rules! tests {
 
 #[path = "conformance/admission.rs"]
 mod admission;
+#[path = "conformance/cli.rs"]
+mod cli;
 #[path = "conformance/collector.rs"]
 mod collector;
 #[path = "conformance/containers.rs"]
@@ -34,6 +36,8 @@ mod fields;
 mod generation;
 #[path = "conformance/hooks.rs"]
 mod hooks;
+#[path = "conformance/identity.rs"]
+mod identity;
 #[path = "conformance/init.rs"]
 mod init;
 #[path = "conformance/kinds.rs"]
@@ -81,6 +85,8 @@ fn main() -> ExitCode {
     let together = [
         openapi::TESTS,
         admission::TESTS,
+        cli::TESTS,
+        identity::TESTS,
         probes::TESTS,
         expansion::TESTS,
         termination::TESTS,

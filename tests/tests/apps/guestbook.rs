@@ -84,6 +84,7 @@ spec:
     )
 }
 
+// [sig-cli] Kubectl client Guestbook application should create and stop a working application [Conformance]
 pub fn own(lab: &Lab) -> Result<()> {
     for from in ["dns", "env"] {
         let space = lab.space(&format!("book-{from}"))?;
@@ -92,6 +93,8 @@ pub fn own(lab: &Lab) -> Result<()> {
         space.apply(&redis("redis-replica", "gcr.io/google_samples/gb-redisslave:v3", 2, from))?;
         space.apply(&part("frontend", "gcr.io/google-samples/gb-frontend:v4", 3, 80, from, "NodePort"))?;
         works(lab, &space, &format!("found by {from}"))?;
+        space.kubectl(&["delete", "deployments,services", "--all"])?;
+        lab.until("all of it has stopped", 60, || Ok(space.kubectl(&["get", "pods", "--no-headers"])?.is_empty()))?;
     }
     Ok(())
 }
