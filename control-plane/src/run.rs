@@ -110,6 +110,7 @@ pub async fn start(
     if !rbac.available() {
         tracing::warn!("the RBAC kinds are not served: only system:masters and nodes may do anything");
     }
+    let in_flight = InFlight::default();
     let server = Arc::new(Server {
         allocator: filled_allocator(&config, &hub),
         config,
@@ -117,8 +118,8 @@ pub async fn start(
         rbac,
         hub,
         tokens,
-        in_flight: InFlight::default(),
-        metrics: Metrics::default(),
+        metrics: Metrics::new(&in_flight),
+        in_flight,
         registry: keelson_kinds::custom::Registry::new(),
         webhooks: crate::admission::webhooks::Configurations::default(),
         policies: crate::admission::policies::Policies::default(),

@@ -4,6 +4,7 @@
 //! the filter chain of `apiserver/pkg/server`.
 
 pub mod body;
+pub mod fair;
 pub mod impersonate;
 pub mod limits;
 pub mod metrics;
@@ -27,7 +28,7 @@ use keelson_kinds::{ApiError, Resource};
 use tower::Service;
 
 use crate::api;
-use crate::auth::{self, Attributes, User, authenticate};
+use crate::auth::{Attributes, User, authenticate};
 use crate::pki::Subject;
 use crate::server::Server;
 use body::{Body, RequestBody};
@@ -210,8 +211,7 @@ impl ApiService {
         body: &mut Option<RequestBody>,
     ) -> Result<Response<Body>, ApiError> {
         let writes = !matches!(call.verb, "get" | "list" | "watch");
-        let exempt = long || call.user.in_group(auth::MASTERS);
-        let _place = if exempt { None } else { Some(self.server.in_flight.enter(writes)?) };
+        let _place = if long { None } else { self.server.in_flight.enter(&call).await? };
         let work = async {
             if let Some(body) = body.take_if(|_| writes) {
                 call.body = body::read(body).await?;

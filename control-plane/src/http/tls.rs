@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,6 +20,8 @@ use super::ApiService;
 use crate::pki::{self, Pki};
 use crate::server::Server;
 
+/// Connections that wait to be accepted: what Linux allows by default (`net.core.somaxconn`), as upstream's.
+const BACKLOG: u32 = 4096;
 /// A peer that has not finished its TLS handshake by then is cut off.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that has not sent its request head by then is cut off.
@@ -61,7 +63,7 @@ impl Listener {
     /// # Errors
     /// [`ListenError`].
     pub async fn bind(address: SocketAddr, pki: &Pki) -> Result<Self, ListenError> {
-        let socket = TcpListener::bind(address).await.map_err(|source| ListenError::Bind { address, source })?;
+        let socket = listen(address).map_err(|source| ListenError::Bind { address, source })?;
         Ok(Self { socket, acceptor: TlsAcceptor::from(Arc::new(tls_config(pki)?)) })
     }
 
@@ -97,6 +99,14 @@ impl Listener {
         tracker.close();
         let _ = tokio::time::timeout(DRAIN, tracker.wait()).await;
     }
+}
+
+/// Like `TcpListener::bind`, whose queue of 1024 somebody who opens many connections fills; what comes then waits a second and more.
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn tls_config(pki: &Pki) -> Result<ServerConfig, ListenError> {

@@ -1,0 +1,229 @@
+//! One client's noise is not another's silence: nodes say that they live, whatever others do.
+
+mod common;
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use common::Api;
+use futures::StreamExt as _;
+use http::{Method, Request};
+use http_body_util::BodyExt as _;
+use keelson_control_plane::http::ApiService;
+use keelson_control_plane::pki::Subject;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::{Value, json};
+use tower::Service as _;
+
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+/// What a heartbeat may take, on a machine that other tests keep busy. Upstream's node gives it 10 s.
+const SOON: Duration = Duration::from_secs(5);
+
+fn subject(user: &str, groups: &[&str]) -> Subject {
+    Subject { user: user.into(), groups: groups.iter().map(|group| (*group).to_owned()).collect() }
+}
+
+/// Lets somebody write ConfigMaps.
+async fn writer(api: &Api, user: &str) {
+    let name = format!("writes-{user}");
+    let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]}]);
+    let roles = "/apis/rbac.authorization.k8s.io/v1/namespaces/default";
+    api.post(&format!("{roles}/roles"), &json!({"metadata": {"name": name}, "rules": rules})).await.expect(201);
+    let binding = json!({"metadata": {"name": name}, "subjects": [{"kind": "User", "name": user}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}});
+    api.post(&format!("{roles}/rolebindings"), &binding).await.expect(201);
+}
+
+/// Requests whose bodies never end hold their places for as long as they may.
+#[tokio::test]
+async fn who_sends_bodies_that_never_end_leaves_places_to_others() {
+    let api = Api::start().await;
+    writer(&api, "noisy").await;
+    writer(&api, "quiet").await;
+    let node = ("system:node:n", ["system:nodes"]);
+    let lease = json!({"metadata": {"name": "n"}, "spec": {"holderIdentity": "n"}});
+    api.as_user(node.0, &node.1, Method::POST, LEASES, &lease).await.expect(201);
+    let endless = || {
+        let frames = futures::stream::once(async { Ok::<_, std::io::Error>(http_body::Frame::data(Bytes::from("{"))) });
+        http_body_util::StreamBody::new(frames.chain(futures::stream::pending()))
+    };
+    let mut held = Vec::new();
+    for _ in 0..1000 {
+        let mut service = ApiService::remote(Arc::clone(&api.server), Some(subject("noisy", &[])));
+        let request = Request::builder().method(Method::POST).uri(MAPS).header("content-type", "application/json");
+        held.push(tokio::spawn(service.call(request.body(endless()).unwrap())));
+    }
+    // Until the server has looked at all of them: what neither holds a place nor waits has been refused.
+    let metric = |name: &str| {
+        let text = api.server.metrics.endpoints.metrics_text();
+        let start = format!("{name}{{request_kind=\"mutating\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&start)?.parse::<u64>().ok()).unwrap_or_default()
+    };
+    for _ in 0..200 {
+        if metric("apiserver_current_inqueue_requests") == 300 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(metric("apiserver_current_inqueue_requests"), 300);
+    assert_eq!(metric("apiserver_current_inflight_requests"), 150, "three quarters of the places");
+    // Refused ones end when their bodies were given some time.
+    let (mut refused, patience) = (Vec::new(), Instant::now());
+    while refused.len() < 550 && patience.elapsed() < Duration::from_secs(30) {
+        refused.extend(held.extract_if(.., |one| one.is_finished()));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(refused.len(), 550);
+    for one in refused {
+        let response = one.await.unwrap().unwrap();
+        assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"1".parse().unwrap()));
+    }
+    let begun = Instant::now();
+    for n in 0..20 {
+        let map = json!({"metadata": {"name": format!("quiet-{n}")}});
+        api.as_user("quiet", &[], Method::POST, MAPS, &map).await.expect(201);
+        api.as_user("system:node:n", &node.1, Method::GET, &format!("{LEASES}/n"), &Value::Null).await.expect(200);
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    for one in held {
+        one.abort();
+        let _ = one.await;
+    }
+    assert_eq!(metric("apiserver_current_inflight_requests"), 0);
+    assert_eq!(metric("apiserver_current_inqueue_requests"), 0);
+}
+
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(data: &Path, port: u16) -> Program {
+    let child = Command::new(env!("CARGO_BIN_EXE_control-plane"))
+        .args(["serve", "--only", "apiserver", "--bind-address", "127.0.0.1", "--secure-port", &port.to_string()])
+        .arg("--data-dir")
+        .arg(data)
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    Program(child.unwrap())
+}
+
+/// A client of the program, with credentials that its command made.
+async fn client(data: &Path, address: SocketAddr, user: &str, group: &str) -> kube::Client {
+    kube::Client::try_from(config(data, address, user, group).await).unwrap()
+}
+
+/// The same, before it connects.
+async fn config(data: &Path, address: SocketAddr, user: &str, group: &str) -> kube::Config {
+    kube_common::tls::install_ring();
+    let path = data.join(format!("{}.kubeconfig", user.replace(':', "-")));
+    for _ in 0..200 {
+        let issue = Command::new(env!("CARGO_BIN_EXE_control-plane"))
+            .args(["kubeconfig", "--user", user, "--group", group, "--server", &format!("https://{address}")])
+            .arg("--data-dir")
+            .arg(data)
+            .arg("--out")
+            .arg(&path)
+            .output()
+            .unwrap();
+        if issue.status.success()
+            && let Ok(kubeconfig) = Kubeconfig::read_from(&path)
+            && let Ok(config) = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
+        {
+            let client = kube::Client::try_from(config.clone()).unwrap();
+            if client.apiserver_version().await.is_ok() {
+                return config;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the program did not become ready");
+}
+
+async fn ask(client: &kube::Client, method: Method, path: &str, body: &Value) -> http::Response<kube::client::Body> {
+    let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+    let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+    let request = Request::builder().method(method).uri(path).header("content-type", kind);
+    client.send(request.body(kube::client::Body::from(body)).unwrap()).await.unwrap()
+}
+
+/// Memory of a process in MiB.
+fn memory(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() / 1024
+}
+
+/// Connections that say nothing, others that say it byte by byte, and watchers that never read: a node's lease is renewed in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_slow_and_deaf_clients_hurt_nobody() {
+    const IDLE: usize = 10_000;
+    const GREETED: usize = 300;
+    const DEAF: usize = 1000;
+    let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+    let program = start(folder.path(), port);
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let admin = client(folder.path(), address, "admin", "system:masters").await;
+    let node = client(folder.path(), address, "system:node:n", "system:nodes").await;
+    let lease = |n: usize| json!({"metadata": {"name": "n"}, "spec": {"holderIdentity": "n", "leaseTransitions": n}});
+    assert_eq!(ask(&node, Method::POST, LEASES, &lease(0)).await.status(), 201);
+    let begun = Instant::now();
+    let connect = |_| TcpStream::connect(address).unwrap();
+    let idle: Vec<_> = (0..IDLE).map(connect).collect();
+    let mut slow: Vec<_> = (0..100).map(connect).collect();
+    let config = config(folder.path(), address, "admin", "system:masters").await;
+    let greeted: Vec<_> = (0..GREETED).map(|_| kube::Client::try_from(config.clone()).unwrap()).collect();
+    for client in &greeted {
+        assert_eq!(ask(client, Method::GET, "/version", &Value::Null).await.status(), 200);
+    }
+    println!("{IDLE} connections that say nothing, {GREETED} that are idle: {:?}", begun.elapsed());
+    let mut deaf = Vec::new();
+    for _ in 0..DEAF {
+        let response = ask(&admin, Method::GET, &format!("{MAPS}?watch=true"), &Value::Null).await;
+        assert_eq!(response.status(), 200);
+        deaf.push(response.into_body());
+    }
+    println!("{DEAF} watchers: {:?}", begun.elapsed());
+    // 8 MiB of events for each watcher.
+    let filler = "x".repeat(400_000);
+    let (mut slowest, begun) = (Duration::ZERO, Instant::now());
+    for n in 0..20 {
+        let map = json!({"metadata": {"name": format!("large-{n}")}, "data": {"k": filler}});
+        assert_eq!(ask(&admin, Method::POST, MAPS, &map).await.status(), 201);
+        // The beginning of a handshake that never ends.
+        for stream in &mut slow {
+            let _ = stream.write_all(&[0x16, 0x03, 0x01, 0x02][n % 4..=n % 4]);
+        }
+        let asked = Instant::now();
+        assert_eq!(ask(&node, Method::PATCH, &format!("{LEASES}/n"), &lease(n)).await.status(), 200);
+        slowest = slowest.max(asked.elapsed());
+    }
+    println!(
+        "slowest of 20 renewals: {slowest:?}, {:?} in all, server {} MiB",
+        begun.elapsed(),
+        memory(program.0.id())
+    );
+    assert!(slowest < SOON, "{slowest:?}");
+    assert!(memory(program.0.id()) < 600, "{} MiB", memory(program.0.id()));
+    // One that reads again either has everything or is told to begin anew.
+    let mut events = deaf.pop().unwrap();
+    let first = tokio::time::timeout(SOON, events.frame()).await.unwrap();
+    assert!(first.is_none_or(|frame| frame.is_err() || frame.unwrap().is_data()));
+    drop((idle, slow, greeted, deaf));
+    assert_eq!(ask(&node, Method::PATCH, &format!("{LEASES}/n"), &lease(99)).await.status(), 200);
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
