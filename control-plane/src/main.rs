@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
+use keelson_control_plane::auth::tokens::StaticTokens;
 use keelson_control_plane::http::tls::Listener;
 use keelson_control_plane::pki::{self, Authority, Pki, Subject};
 use keelson_control_plane::run;
@@ -84,6 +85,9 @@ struct Serve {
     /// DNS domain of the cluster.
     #[arg(long, default_value = "cluster.local")]
     cluster_domain: String,
+    /// File of tokens that users show, a line each: TOKEN,USER,UID,"GROUP,GROUP". Read at the start.
+    #[arg(long)]
+    token_auth_file: Option<PathBuf>,
     /// Lets Services name externalIPs. Whoever may write Services can then take over traffic to any address (CVE-2020-8554).
     #[arg(long)]
     allow_service_external_ips: bool,
@@ -278,6 +282,7 @@ async fn api_server(
         service_cidr: args.service_cluster_ip_range,
         node_ports: args.service_node_port_range,
         cluster_domain: args.cluster_domain.clone(),
+        static_tokens: args.token_auth_file.as_deref().map(StaticTokens::read).transpose()?.unwrap_or_default(),
         allow_external_ips: args.allow_service_external_ips,
         toleration_seconds: args.eviction.toleration_seconds(),
     };

@@ -15,6 +15,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::rbac::Rbac;
+use crate::auth::tokens::StaticTokens;
 use crate::cache::{self, Hub, WatchCache};
 use crate::http::limits::InFlight;
 use crate::http::metrics::Metrics;
@@ -41,6 +42,8 @@ pub struct Config {
     pub node_ports: (u16, u16),
     /// DNS domain.
     pub cluster_domain: String,
+    /// Tokens of a file.
+    pub static_tokens: StaticTokens,
     /// Whether Services may name external addresses; upstream's DenyServiceExternalIPs when not.
     pub allow_external_ips: bool,
     /// What pods tolerate that do not say.

@@ -2,6 +2,8 @@
 
 mod common;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use common::{Api, pod};
 use http::Method;
 use serde_json::{Value, json};
@@ -156,4 +158,47 @@ async fn impersonation_needs_the_right_to_it() {
     let nobody = keelson_control_plane::auth::User { name: "joe".into(), ..Default::default() };
     let refused = api.answer(service(nobody), ask()).await.expect(403);
     assert!(refused["message"].as_str().unwrap().contains("cannot impersonate"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_bootstrap_token_asks_for_a_certificate_and_nothing_else() {
+    let api = Api::start().await;
+    let bearer = "abcdef.0123456789abcdef";
+    let mut secret = json!({"metadata": {"name": "bootstrap-token-abcdef"}, "type": "bootstrap.kubernetes.io/token",
+        "stringData": {"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true",
+            "auth-extra-groups": "system:bootstrappers:nodes", "expiration": "2999-01-01T00:00:00Z"}});
+    let secrets = "/api/v1/namespaces/kube-system/secrets";
+    api.remote(Method::GET, "/api", Some(bearer), &Value::Null).await.expect(401);
+    api.post(secrets, &secret).await.expect(201);
+    let binding = json!({"metadata": {"name": "bootstraps"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole", "name": "system:node-bootstrapper"},
+        "subjects": [{"kind": "Group", "name": "system:bootstrappers:nodes"}]});
+    api.post(&format!("{RBAC}/clusterrolebindings"), &binding).await.expect(201);
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let mut asked = rcgen::CertificateParams::default();
+    asked.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
+    asked.distinguished_name.push(rcgen::DnType::CommonName, "system:node:new");
+    let pem = asked.serialize_request(&key).unwrap().pem().unwrap();
+    let request = json!({"metadata": {"name": "new"}, "spec": {"request": BASE64_STANDARD.encode(pem),
+        "signerName": "kubernetes.io/kube-apiserver-client-kubelet", "usages": ["digital signature", "client auth"]}});
+    let requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+    let made = api.remote(Method::POST, requests, Some(bearer), &request).await.expect(201);
+    assert_eq!(made["spec"]["username"], "system:bootstrap:abcdef");
+    let groups = ["system:bootstrappers", "system:bootstrappers:nodes", "system:authenticated"];
+    assert_eq!(made["spec"]["groups"], json!(groups));
+    api.remote(Method::GET, secrets, Some(bearer), &Value::Null).await.expect(403);
+    api.remote(Method::GET, "/api", Some("abcdef.0123456789abcdee"), &Value::Null).await.expect(401);
+    let review = |audiences: Value| json!({"spec": {"token": bearer, "audiences": audiences}});
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    assert_eq!(api.post(reviews, &review(json!([]))).await.expect(201)["status"]["authenticated"], true);
+    assert_eq!(api.post(reviews, &review(json!(["else"]))).await.expect(201)["status"]["authenticated"], false);
+    secret["stringData"] = json!({"expiration": "2000-01-01T00:00:00Z"});
+    api.patch(
+        &format!("{secrets}/bootstrap-token-abcdef"),
+        "merge-patch",
+        &json!({"stringData": secret["stringData"]}),
+    )
+    .await
+    .expect(200);
+    api.remote(Method::GET, "/api", Some(bearer), &Value::Null).await.expect(401);
 }

@@ -157,3 +157,47 @@ fn kubeconfig_issues_a_client_certificate_offline() {
     let config = Kubeconfig::read_from(&out).unwrap();
     assert_eq!(config.auth_infos[0].name, "system:node:a");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_of_a_file_are_users() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokens.csv");
+    let serve = |port: u16| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_control-plane"));
+        command.args([
+            "serve",
+            "--only",
+            "apiserver",
+            "--bind-address",
+            "127.0.0.1",
+            "--secure-port",
+            &port.to_string(),
+        ]);
+        command.arg("--data-dir").arg(folder.path()).arg("--token-auth-file").arg(&file);
+        command
+    };
+    std::fs::write(&file, "secret-of-alice,alice\n").unwrap();
+    let refused = serve(free_port()).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("line 1 of the token file") && !said.contains("secret"),
+        "{said}"
+    );
+    std::fs::write(&file, "secret-of-alice,alice,1,\"system:masters,dev\"\nsecret-of-bob,bob,2\n").unwrap();
+    let port = free_port();
+    let _program = Program(serve(port).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+    client(folder.path()).await;
+    let kubeconfig = Kubeconfig::read_from(folder.path().join("admin.kubeconfig")).unwrap();
+    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let mut lists = async |token: &str| {
+        config.auth_info = kube::config::AuthInfo { token: Some(token.to_owned().into()), ..Default::default() };
+        let maps: Api<ConfigMap> = Api::namespaced(kube::Client::try_from(config.clone()).unwrap(), "default");
+        maps.list(&ListParams::default()).await.map(|_| ()).map_err(|error| match error {
+            kube::Error::Api(status) => status.code,
+            other => panic!("{other}"),
+        })
+    };
+    assert_eq!(lists("secret-of-alice").await, Ok(()));
+    assert_eq!(lists("secret-of-bob").await, Err(403));
+    assert_eq!(lists("secret-of-carol").await, Err(401));
+}

@@ -140,9 +140,8 @@ pub fn user_info(user: &User) -> Value {
 
 fn token(call: &Call, spec: &Value) -> Value {
     let audiences: Vec<String> = serde_json::from_value(spec["audiences"].clone()).unwrap_or_default();
-    let now = jiff::Timestamp::now().as_second();
     let given = spec["token"].as_str().unwrap_or_default();
-    match authenticate::token_user(&call.server.tokens, &call.server.hub, given, &audiences, now) {
+    match authenticate::token_user(&call.server, given, &audiences, jiff::Timestamp::now()) {
         Ok((user, audiences)) => {
             json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
         }

@@ -1,4 +1,4 @@
-//! Client certificates and service account tokens to users.
+//! Client certificates and bearer tokens to users.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,10 +6,11 @@ use std::sync::Arc;
 use keelson_kinds::lookup;
 use serde_json::Value;
 
-use super::{AUTHENTICATED, User, service_account_groups};
+use super::{AUTHENTICATED, User, service_account_groups, tokens};
 use crate::cache::Hub;
 use crate::pki::Subject;
 use crate::pki::token::{Claims, ISSUER, Ref, TokenError, TokenKeys};
+use crate::server::Server;
 
 /// Why a token did not authenticate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -25,6 +26,9 @@ pub enum AuthenticateError {
         /// What the token names.
         present: Vec<String>,
     },
+    /// It has the form of a bootstrap token, and there is none like it that may be used.
+    #[error("the bootstrap token is not known, has expired or is not for authentication")]
+    Bootstrap,
     /// What it is bound to is gone or was replaced.
     #[error("the token is bound to the {kind} {name}, which does not exist any more")]
     Bound {
@@ -46,11 +50,41 @@ pub fn certificate_user(subject: &Subject) -> User {
     User { name: subject.user.clone(), groups, ..User::default() }
 }
 
-/// The user of a token, and the audiences both sides know.
+/// The user of a bearer token of any sort, and the audiences both sides know.
 ///
 /// # Errors
 /// [`AuthenticateError`].
 pub fn token_user(
+    server: &Server,
+    token: &str,
+    audiences: &[String],
+    now: jiff::Timestamp,
+) -> Result<(User, Vec<String>), AuthenticateError> {
+    // Tokens without audiences of their own are for this server.
+    let for_us = |user| Ok((user, shared_audiences(&[ISSUER.to_owned()], audiences)?));
+    if let Some(user) = server.config.static_tokens.user(token) {
+        return for_us(user);
+    }
+    if let Some((id, secret)) = tokens::bootstrap_parts(token) {
+        let user = tokens::bootstrap_user(&server.hub, id, secret, now);
+        return for_us(user.ok_or(AuthenticateError::Bootstrap)?);
+    }
+    account_user(&server.tokens, &server.hub, token, audiences, now.as_second())
+}
+
+/// Those of `present` that are wanted; without a wish, this server's own.
+fn shared_audiences(present: &[String], wanted: &[String]) -> Result<Vec<String>, AuthenticateError> {
+    let own = [ISSUER.to_owned()];
+    let wanted = if wanted.is_empty() { &own[..] } else { wanted };
+    let shared: Vec<String> = present.iter().filter(|audience| wanted.contains(audience)).cloned().collect();
+    if shared.is_empty() {
+        return Err(AuthenticateError::Audience { wanted: wanted.to_vec(), present: present.to_vec() });
+    }
+    Ok(shared)
+}
+
+/// The user of a service account's token.
+fn account_user(
     keys: &TokenKeys,
     hub: &Arc<Hub>,
     token: &str,
@@ -58,12 +92,7 @@ pub fn token_user(
     now: i64,
 ) -> Result<(User, Vec<String>), AuthenticateError> {
     let claims = keys.verify(token, now)?;
-    let own = [ISSUER.to_owned()];
-    let wanted = if audiences.is_empty() { &own[..] } else { audiences };
-    let shared: Vec<String> = claims.aud.iter().filter(|a| wanted.contains(a)).cloned().collect();
-    if shared.is_empty() {
-        return Err(AuthenticateError::Audience { wanted: wanted.to_vec(), present: claims.aud });
-    }
+    let shared = shared_audiences(&claims.aud, audiences)?;
     check_bound(hub, &claims, now)?;
     let namespace = &claims.kubernetes.namespace;
     let mut extra = BTreeMap::new();

@@ -221,6 +221,10 @@ pub fn cluster_roles() -> Vec<Value> {
             ],
         ),
         role(
+            "system:node-bootstrapper",
+            vec![rule(&["certificates.k8s.io"], &["certificatesigningrequests"], &["create", "get", "list", "watch"])],
+        ),
+        role(
             "system:node-proxier",
             vec![
                 rule(&[""], &["endpoints", "services"], &["list", "watch"]),

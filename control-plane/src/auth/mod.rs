@@ -1,6 +1,6 @@
 //! Who a request is from and what it may do.
 //!
-//! Authentication: client certificates (CN is the user, O the groups) and service account tokens. Authorization: `system:masters` may do
+//! Authentication: client certificates (CN is the user, O the groups), tokens of service accounts, of a file and for bootstrapping. Authorization: `system:masters` may do
 //! everything, nodes what the Node rule grants, everyone what the stored RBAC objects grant. Upstream counterpart:
 //! `apiserver/pkg/authentication` and `authorization`, `plugin/pkg/auth/authorizer`.
 
@@ -9,6 +9,7 @@ pub mod cover;
 pub mod defaults;
 pub mod node;
 pub mod rbac;
+pub mod tokens;
 
 use std::collections::BTreeMap;
 

@@ -306,8 +306,7 @@ impl ApiService {
             .and_then(|v| v.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let Some((_, token)) = token else { return Err(ApiError::unauthorized()) };
-        let now = jiff::Timestamp::now().as_second();
-        match authenticate::token_user(&self.server.tokens, &self.server.hub, token.trim(), &[], now) {
+        match authenticate::token_user(&self.server, token.trim(), &[], jiff::Timestamp::now()) {
             Ok((user, _)) => Ok(Some(user)),
             Err(error) => {
                 tracing::debug!(%error, "a bearer token was refused");

@@ -56,6 +56,7 @@ pub fn config() -> Config {
         allow_external_ips: false,
         toleration_seconds: keelson_control_plane::server::TolerationSeconds::default(),
         cluster_domain: "cluster.local".into(),
+        static_tokens: keelson_control_plane::auth::tokens::StaticTokens::default(),
     }
 }
 
