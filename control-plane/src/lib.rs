@@ -10,6 +10,7 @@
 
 pub mod admission;
 pub mod api;
+pub mod audit;
 pub mod auth;
 pub mod bootstrap;
 pub mod cache;

@@ -20,6 +20,7 @@ use kube::Client;
 use kube_common::notify::{self, Progress};
 use tokio_util::sync::CancellationToken;
 
+mod audit_flags;
 mod dns;
 mod eviction;
 
@@ -88,6 +89,8 @@ struct Serve {
     /// File of tokens that users show, a line each: TOKEN,USER,UID,"GROUP,GROUP". Read at the start.
     #[arg(long)]
     token_auth_file: Option<PathBuf>,
+    #[command(flatten)]
+    audit: audit_flags::Flags,
     /// Lets Services name externalIPs. Whoever may write Services can then take over traffic to any address (CVE-2020-8554).
     #[arg(long)]
     allow_service_external_ips: bool,
@@ -283,6 +286,7 @@ async fn api_server(
         node_ports: args.service_node_port_range,
         cluster_domain: args.cluster_domain.clone(),
         static_tokens: args.token_auth_file.as_deref().map(StaticTokens::read).transpose()?.unwrap_or_default(),
+        audit: args.audit.open()?,
         allow_external_ips: args.allow_service_external_ips,
         toleration_seconds: args.eviction.toleration_seconds(),
     };

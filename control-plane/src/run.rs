@@ -111,6 +111,12 @@ pub async fn start(
         tracing::warn!("the RBAC kinds are not served: only system:masters and nodes may do anything");
     }
     let in_flight = InFlight::default();
+    let metrics = Metrics::new(&in_flight);
+    if let Some(audit) = &config.audit {
+        let lost = audit.lost();
+        let help = "Audit events that could not be written";
+        metrics.endpoints.register(|registry| registry.register("apiserver_audit_error", help, lost));
+    }
     let server = Arc::new(Server {
         allocator: filled_allocator(&config, &hub),
         config,
@@ -118,7 +124,7 @@ pub async fn start(
         rbac,
         hub,
         tokens,
-        metrics: Metrics::new(&in_flight),
+        metrics,
         in_flight,
         registry: keelson_kinds::custom::Registry::new(),
         webhooks: crate::admission::webhooks::Configurations::default(),

@@ -14,6 +14,7 @@ use keelson_kinds::{ApiError, Reason, Resource, write};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::audit::Audit;
 use crate::auth::rbac::Rbac;
 use crate::auth::tokens::StaticTokens;
 use crate::cache::{self, Hub, WatchCache};
@@ -44,6 +45,8 @@ pub struct Config {
     pub cluster_domain: String,
     /// Tokens of a file.
     pub static_tokens: StaticTokens,
+    /// Records requests.
+    pub audit: Option<Arc<Audit>>,
     /// Whether Services may name external addresses; upstream's DenyServiceExternalIPs when not.
     pub allow_external_ips: bool,
     /// What pods tolerate that do not say.

@@ -1,54 +1,20 @@
 //! The built program: what it acknowledged survives kill -9, a second start keeps everything.
 
+#[path = "common/program.rs"]
+mod program;
+
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::Kubeconfig;
+use program::{Program, free_port};
 use serde_json::json;
 
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn start(data: &Path, port: u16) -> Program {
-    let child = Command::new(env!("CARGO_BIN_EXE_control-plane"))
-        .args(["serve", "--only", "apiserver", "--bind-address", "127.0.0.1", "--secure-port", &port.to_string()])
-        .arg("--data-dir")
-        .arg(data)
-        .stderr(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    Program(child)
-}
-
 async fn client(data: &Path) -> kube::Client {
-    kube_common::tls::install_ring();
-    let path = data.join("admin.kubeconfig");
-    for _ in 0..200 {
-        if let Ok(kubeconfig) = Kubeconfig::read_from(&path)
-            && let Ok(config) = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
-        {
-            let client = kube::Client::try_from(config).unwrap();
-            if client.apiserver_version().await.is_ok() {
-                return client;
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("the program did not become ready");
+    program::client(&program::admin(data).await)
 }
 
 fn map(name: &str) -> ConfigMap {
@@ -62,7 +28,7 @@ async fn acknowledged_writes_survive_kill_9() {
     let mut acknowledged: Vec<String> = Vec::new();
     let mut newest = 0u64;
     for round in 0..3 {
-        let mut program = start(folder.path(), port);
+        let mut program = Program::start(folder.path(), port, &[]);
         let maps: Api<ConfigMap> = Api::namespaced(client(folder.path()).await, "default");
         let list = maps.list(&ListParams::default()).await.unwrap();
         let revision: u64 = list.metadata.resource_version.unwrap().parse().unwrap();
@@ -94,7 +60,7 @@ async fn acknowledged_writes_survive_kill_9() {
         }
     }
     assert!(acknowledged.len() > 50, "only {} writes were acknowledged", acknowledged.len());
-    let _program = start(folder.path(), port);
+    let _program = Program::start(folder.path(), port, &[]);
     let maps: Api<ConfigMap> = Api::namespaced(client(folder.path()).await, "default");
     let present: std::collections::HashSet<String> =
         maps.list(&ListParams::default()).await.unwrap().items.into_iter().filter_map(|m| m.metadata.name).collect();
@@ -106,7 +72,7 @@ async fn acknowledged_writes_survive_kill_9() {
 async fn sigterm_ends_it_cleanly_and_a_second_start_keeps_everything() {
     let folder = tempfile::tempdir().unwrap();
     let port = free_port();
-    let mut program = start(folder.path(), port);
+    let mut program = Program::start(folder.path(), port, &[]);
     let maps: Api<ConfigMap> = Api::namespaced(client(folder.path()).await, "default");
     maps.create(&PostParams::default(), &map("kept")).await.unwrap();
     let ca = std::fs::read(folder.path().join("pki/ca.crt")).unwrap();
@@ -120,7 +86,7 @@ async fn sigterm_ends_it_cleanly_and_a_second_start_keeps_everything() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(status.expect("it ended").success());
-    let _program = start(folder.path(), port);
+    let _program = Program::start(folder.path(), port, &[]);
     let maps: Api<ConfigMap> = Api::namespaced(client(folder.path()).await, "default");
     assert!(maps.get_opt("kept").await.unwrap().is_some());
     assert_eq!(std::fs::read(folder.path().join("pki/ca.crt")).unwrap(), ca);
@@ -162,22 +128,9 @@ fn kubeconfig_issues_a_client_certificate_offline() {
 async fn tokens_of_a_file_are_users() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokens.csv");
-    let serve = |port: u16| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_control-plane"));
-        command.args([
-            "serve",
-            "--only",
-            "apiserver",
-            "--bind-address",
-            "127.0.0.1",
-            "--secure-port",
-            &port.to_string(),
-        ]);
-        command.arg("--data-dir").arg(folder.path()).arg("--token-auth-file").arg(&file);
-        command
-    };
+    let flags = ["--token-auth-file", file.to_str().unwrap()];
     std::fs::write(&file, "secret-of-alice,alice\n").unwrap();
-    let refused = serve(free_port()).output().unwrap();
+    let refused = program::command(folder.path(), free_port(), &flags).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(
         !refused.status.success() && said.contains("line 1 of the token file") && !said.contains("secret"),
@@ -185,13 +138,11 @@ async fn tokens_of_a_file_are_users() {
     );
     std::fs::write(&file, "secret-of-alice,alice,1,\"system:masters,dev\"\nsecret-of-bob,bob,2\n").unwrap();
     let port = free_port();
-    let _program = Program(serve(port).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
-    client(folder.path()).await;
-    let kubeconfig = Kubeconfig::read_from(folder.path().join("admin.kubeconfig")).unwrap();
-    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let _program = Program::start(folder.path(), port, &flags);
+    let mut config = program::admin(folder.path()).await;
     let mut lists = async |token: &str| {
         config.auth_info = kube::config::AuthInfo { token: Some(token.to_owned().into()), ..Default::default() };
-        let maps: Api<ConfigMap> = Api::namespaced(kube::Client::try_from(config.clone()).unwrap(), "default");
+        let maps: Api<ConfigMap> = Api::namespaced(program::client(&config), "default");
         maps.list(&ListParams::default()).await.map(|_| ()).map_err(|error| match error {
             kube::Error::Api(status) => status.code,
             other => panic!("{other}"),

@@ -1,11 +1,11 @@
 //! One client's noise is not another's silence: nodes say that they live, whatever others do.
 
 mod common;
+#[path = "common/program.rs"]
+mod program;
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use keelson_control_plane::http::ApiService;
 use keelson_control_plane::pki::Subject;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use program::{Program, free_port};
 use serde_json::{Value, json};
 use tower::Service as _;
 
@@ -99,58 +99,6 @@ async fn who_sends_bodies_that_never_end_leaves_places_to_others() {
     assert_eq!(metric("apiserver_current_inqueue_requests"), 0);
 }
 
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(data: &Path, port: u16) -> Program {
-    let child = Command::new(env!("CARGO_BIN_EXE_control-plane"))
-        .args(["serve", "--only", "apiserver", "--bind-address", "127.0.0.1", "--secure-port", &port.to_string()])
-        .arg("--data-dir")
-        .arg(data)
-        .stderr(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn();
-    Program(child.unwrap())
-}
-
-/// A client of the program, with credentials that its command made.
-async fn client(data: &Path, address: SocketAddr, user: &str, group: &str) -> kube::Client {
-    kube::Client::try_from(config(data, address, user, group).await).unwrap()
-}
-
-/// The same, before it connects.
-async fn config(data: &Path, address: SocketAddr, user: &str, group: &str) -> kube::Config {
-    kube_common::tls::install_ring();
-    let path = data.join(format!("{}.kubeconfig", user.replace(':', "-")));
-    for _ in 0..200 {
-        let issue = Command::new(env!("CARGO_BIN_EXE_control-plane"))
-            .args(["kubeconfig", "--user", user, "--group", group, "--server", &format!("https://{address}")])
-            .arg("--data-dir")
-            .arg(data)
-            .arg("--out")
-            .arg(&path)
-            .output()
-            .unwrap();
-        if issue.status.success()
-            && let Ok(kubeconfig) = Kubeconfig::read_from(&path)
-            && let Ok(config) = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
-        {
-            let client = kube::Client::try_from(config.clone()).unwrap();
-            if client.apiserver_version().await.is_ok() {
-                return config;
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("the program did not become ready");
-}
-
 async fn ask(client: &kube::Client, method: Method, path: &str, body: &Value) -> http::Response<kube::client::Body> {
     let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
@@ -172,18 +120,18 @@ async fn idle_slow_and_deaf_clients_hurt_nobody() {
     const GREETED: usize = 300;
     const DEAF: usize = 1000;
     let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
-    let program = start(folder.path(), port);
+    let program = Program::start(folder.path(), port, &[]);
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let admin = client(folder.path(), address, "admin", "system:masters").await;
-    let node = client(folder.path(), address, "system:node:n", "system:nodes").await;
+    let config = program::admin(folder.path()).await;
+    let admin = program::client(&config);
+    let node = program::client(&program::user(folder.path(), address, "system:node:n", "system:nodes").await);
     let lease = |n: usize| json!({"metadata": {"name": "n"}, "spec": {"holderIdentity": "n", "leaseTransitions": n}});
     assert_eq!(ask(&node, Method::POST, LEASES, &lease(0)).await.status(), 201);
     let begun = Instant::now();
     let connect = |_| TcpStream::connect(address).unwrap();
     let idle: Vec<_> = (0..IDLE).map(connect).collect();
     let mut slow: Vec<_> = (0..100).map(connect).collect();
-    let config = config(folder.path(), address, "admin", "system:masters").await;
-    let greeted: Vec<_> = (0..GREETED).map(|_| kube::Client::try_from(config.clone()).unwrap()).collect();
+    let greeted: Vec<_> = (0..GREETED).map(|_| program::client(&config)).collect();
     for client in &greeted {
         assert_eq!(ask(client, Method::GET, "/version", &Value::Null).await.status(), 200);
     }
@@ -222,8 +170,4 @@ async fn idle_slow_and_deaf_clients_hurt_nobody() {
     assert!(first.is_none_or(|frame| frame.is_err() || frame.unwrap().is_data()));
     drop((idle, slow, greeted, deaf));
     assert_eq!(ask(&node, Method::PATCH, &format!("{LEASES}/n"), &lease(99)).await.status(), 200);
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

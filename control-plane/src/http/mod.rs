@@ -13,6 +13,7 @@ pub mod path;
 pub mod tls;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -21,13 +22,14 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use keelson_kinds::{ApiError, Resource};
 use tower::Service;
 
 use crate::api;
+use crate::audit::{Origin, Trail};
 use crate::auth::{Attributes, User, authenticate};
 use crate::pki::Subject;
 use crate::server::Server;
@@ -51,6 +53,8 @@ enum Identity {
 pub struct ApiService {
     server: Arc<Server>,
     identity: Identity,
+    /// The other end of the connection.
+    peer: Option<SocketAddr>,
 }
 
 /// A request for a resource, authorized and with its body read.
@@ -102,22 +106,31 @@ impl Call {
 }
 
 /// What is known of a request when it is counted.
+#[derive(Default)]
 struct Seen {
     verb: &'static str,
     resource: &'static str,
+    /// If it is recorded.
+    trail: Option<Trail>,
 }
 
 impl ApiService {
     /// For a part of this program, as `user`.
     #[must_use]
     pub fn internal(server: Arc<Server>, user: User) -> Self {
-        Self { server, identity: Identity::Internal(user) }
+        Self { server, identity: Identity::Internal(user), peer: None }
     }
 
     /// For a connection, with the subject of its verified client certificate.
     #[must_use]
     pub fn remote(server: Arc<Server>, subject: Option<Subject>) -> Self {
-        Self { server, identity: Identity::Remote(subject) }
+        Self { server, identity: Identity::Remote(subject), peer: None }
+    }
+
+    /// Says from where the connection comes.
+    #[must_use]
+    pub fn of_peer(self, peer: SocketAddr) -> Self {
+        Self { peer: Some(peer), ..self }
     }
 
     /// Answers one request.
@@ -125,11 +138,19 @@ impl ApiService {
         let (mut parts, body) = request.into_parts();
         let mut body = Some(body);
         let upgrade = parts.extensions.remove::<OnUpgrade>();
-        let mut seen = Seen { verb: "", resource: "" };
+        let mut seen = Seen::default();
         let mut response = match self.route(&parts, &mut body, upgrade, &mut seen).await {
             Ok(response) => response,
-            Err(error) => body::error(&error),
+            Err(error) => {
+                if error.code == StatusCode::UNAUTHORIZED.as_u16() && seen.trail.is_none() {
+                    self.begin_trail(&parts, None, &attempted(&parts), false, &mut seen).await;
+                }
+                body::error(&error)
+            }
         };
+        if let Some(trail) = seen.trail.take() {
+            response = trail.answered(response).await;
+        }
         self.server.metrics.count(seen.verb, seen.resource, response.status().as_u16());
         if let Some(unread) = body.filter(|_| !response.status().is_success()) {
             body::discard(unread).await;
@@ -151,14 +172,19 @@ impl ApiService {
         match path::parse(parts.uri.path()) {
             Target::Plain => {
                 seen.verb = plain_verb(&parts.method);
-                let user = self.authenticate(&parts.headers)?;
-                let user = user.map(|user| self.impersonate(user, &parts.headers)).transpose()?;
                 let path = parts.uri.path();
-                if !api::raw::is_public(path) {
-                    let user = user.ok_or_else(ApiError::unauthorized)?;
-                    let attributes =
-                        Attributes { verb: seen.verb.to_owned(), path: path.to_owned(), ..Attributes::default() };
-                    self.authorize(&user, &attributes, None)?;
+                let attributes =
+                    Attributes { verb: seen.verb.to_owned(), path: path.to_owned(), ..Attributes::default() };
+                let shown = self.authenticate(&parts.headers)?;
+                let public = api::raw::is_public(path);
+                if shown.is_none() && !public {
+                    return Err(ApiError::unauthorized());
+                }
+                let user = shown.unwrap_or_else(User::anonymous);
+                self.begin_trail(parts, Some(&user), &attributes, false, seen).await;
+                let user = self.impersonate(user, &parts.headers, seen)?;
+                if !public {
+                    self.authorize_first(&user, &attributes, None, seen)?;
                 }
                 if !matches!(parts.method, Method::GET | Method::HEAD) {
                     return Err(ApiError::no_such_resource());
@@ -168,11 +194,11 @@ impl ApiService {
             Target::Resource(path) => {
                 let user = self.authenticate(&parts.headers)?.ok_or_else(ApiError::unauthorized)?;
                 let segments = path.segments();
-                let (call, long) = self.admit(path, parts, query, user, seen)?;
+                let (call, long) = self.admit(path, parts, query, user, seen).await?;
                 if api::connect::connects(call.res.plural, &call.subresource, &parts.headers) {
                     return Box::pin(self.connect(call, parts, segments, body, upgrade)).await;
                 }
-                self.run(call, long, body).await
+                self.run(call, long, body, seen).await
             }
         }
     }
@@ -209,12 +235,18 @@ impl ApiService {
         mut call: Call,
         long: bool,
         body: &mut Option<RequestBody>,
+        seen: &mut Seen,
     ) -> Result<Response<Body>, ApiError> {
         let writes = !matches!(call.verb, "get" | "list" | "watch");
         let _place = if long { None } else { self.server.in_flight.enter(&call).await? };
         let work = async {
             if let Some(body) = body.take_if(|_| writes) {
                 call.body = body::read(body).await?;
+                if let Some(trail) = &mut seen.trail
+                    && let Some(sent) = sent(&call)
+                {
+                    trail.request(sent);
+                }
             }
             api::dispatch(call).await
         };
@@ -226,7 +258,7 @@ impl ApiService {
             .unwrap_or_else(|_| Err(ApiError::timeout("request did not complete within the allotted timeout", 0)))
     }
 
-    fn admit(
+    async fn admit(
         &self,
         path: ResourcePath,
         parts: &Parts,
@@ -238,17 +270,8 @@ impl ApiService {
         let res = known.ok_or_else(ApiError::no_such_resource)?;
         seen.resource = res.plural;
         let named = path.name.is_some();
-        let verb = match (&parts.method, named) {
-            (&Method::GET | &Method::HEAD, true) => "get",
-            (&Method::GET | &Method::HEAD, false) if query.flag("watch") => "watch",
-            (&Method::GET | &Method::HEAD, false) => "list",
-            (&Method::POST, _) => "create",
-            (&Method::PUT, _) => "update",
-            (&Method::PATCH, _) => "patch",
-            (&Method::DELETE, true) => "delete",
-            (&Method::DELETE, false) => "deletecollection",
-            _ => return Err(ApiError::method_not_allowed(res, parts.method.as_str())),
-        };
+        let verb = resource_verb(&parts.method, named, &query);
+        let verb = verb.ok_or_else(|| ApiError::method_not_allowed(res, parts.method.as_str()))?;
         seen.verb = verb;
         if path.namespace.is_some() && !res.namespaced() {
             // A cluster-scoped kind under a namespace's URL would slip past that namespace's rules.
@@ -271,10 +294,11 @@ impl ApiService {
             node_name: selected(verb, &query, "spec.nodeName"),
             path: String::new(),
         };
-        let user = self.impersonate(user, &parts.headers)?;
-        self.authorize(&user, &attributes, Some(res))?;
-        api::check_served(res, verb, named, &subresource)?;
         let long = verb == "watch" || subresource == "log";
+        self.begin_trail(parts, Some(&user), &attributes, long, seen).await;
+        let user = self.impersonate(user, &parts.headers, seen)?;
+        self.authorize_first(&user, &attributes, Some(res), seen)?;
+        api::check_served(res, verb, named, &subresource)?;
         let call = Call {
             server: Arc::clone(&self.server),
             user,
@@ -316,12 +340,44 @@ impl ApiService {
     }
 
     /// The user that the `Impersonate-` headers ask for, each of which must be allowed.
-    fn impersonate(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
+    fn impersonate(&self, user: User, headers: &HeaderMap, seen: &mut Seen) -> Result<User, ApiError> {
         let Some(wanted) = impersonate::wanted(headers)? else { return Ok(user) };
         for attributes in wanted.attributes() {
-            self.authorize(&user, &attributes, None)?;
+            self.authorize_first(&user, &attributes, None, seen)?;
         }
-        Ok(wanted.user())
+        let user = wanted.user();
+        if let Some(trail) = &mut seen.trail {
+            trail.impersonated(&user);
+        }
+        Ok(user)
+    }
+
+    async fn begin_trail(
+        &self,
+        parts: &Parts,
+        user: Option<&User>,
+        attributes: &Attributes,
+        long: bool,
+        seen: &mut Seen,
+    ) {
+        if let Some(audit) = &self.server.config.audit {
+            seen.trail = audit.begin(Origin { parts, peer: self.peer }, user, attributes, long).await;
+        }
+    }
+
+    /// Authorizes what the request is about, and notes it.
+    fn authorize_first(
+        &self,
+        user: &User,
+        attributes: &Attributes,
+        res: Option<&Resource>,
+        seen: &mut Seen,
+    ) -> Result<(), ApiError> {
+        let decision = self.authorize(user, attributes, res);
+        if let Some(trail) = &mut seen.trail {
+            trail.decided(decision.is_ok());
+        }
+        decision
     }
 
     fn authorize(&self, user: &User, attributes: &Attributes, res: Option<&Resource>) -> Result<(), ApiError> {
@@ -338,6 +394,53 @@ fn selected(verb: &str, query: &Query, field: &str) -> String {
         .ok()
         .and_then(|selector| selector.exact(field).map(str::to_owned))
         .unwrap_or_default()
+}
+
+fn resource_verb(method: &Method, named: bool, query: &Query) -> Option<&'static str> {
+    Some(match (method, named) {
+        (&Method::GET | &Method::HEAD, true) => "get",
+        (&Method::GET | &Method::HEAD, false) if query.flag("watch") => "watch",
+        (&Method::GET | &Method::HEAD, false) => "list",
+        (&Method::POST, _) => "create",
+        (&Method::PUT, _) => "update",
+        (&Method::PATCH, _) => "patch",
+        (&Method::DELETE, true) => "delete",
+        (&Method::DELETE, false) => "deletecollection",
+        _ => return None,
+    })
+}
+
+/// What somebody who could not say who he is has asked for.
+fn attempted(parts: &Parts) -> Attributes {
+    match path::parse(parts.uri.path()) {
+        Target::Plain => Attributes {
+            verb: plain_verb(&parts.method).to_owned(),
+            path: parts.uri.path().to_owned(),
+            ..Attributes::default()
+        },
+        Target::Resource(path) => {
+            let query = Query::parse(parts.uri.query().unwrap_or_default());
+            Attributes {
+                verb: resource_verb(&parts.method, path.name.is_some(), &query).unwrap_or_default().to_owned(),
+                group: path.group,
+                version: path.version,
+                resource: path.resource,
+                subresource: path.subresource.unwrap_or_default(),
+                namespace: path.namespace.unwrap_or_default(),
+                name: path.name.unwrap_or_default(),
+                ..Attributes::default()
+            }
+        }
+    }
+}
+
+/// A request's body, as far as it can be shown in JSON.
+fn sent(call: &Call) -> Option<serde_json::Value> {
+    if call.body.is_empty() {
+        return None;
+    }
+    // A patch has a media type of its own, and is JSON or YAML all the same.
+    api::parse_body(call).ok().or_else(|| serde_json::from_slice(&call.body).ok())
 }
 
 fn plain_verb(method: &Method) -> &'static str {

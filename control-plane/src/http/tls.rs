@@ -84,9 +84,9 @@ impl Listener {
                 () = shutdown.cancelled() => break,
             };
             match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     let connection =
-                        serve_connection(stream, self.acceptor.clone(), Arc::clone(&server), shutdown.clone());
+                        serve_connection(stream, peer, self.acceptor.clone(), Arc::clone(&server), shutdown.clone());
                     tracker.spawn(connection);
                 }
                 Err(error) => {
@@ -130,13 +130,19 @@ fn tls_config(pki: &Pki) -> Result<ServerConfig, ListenError> {
     Ok(config)
 }
 
-async fn serve_connection(stream: TcpStream, acceptor: TlsAcceptor, server: Arc<Server>, shutdown: CancellationToken) {
+async fn serve_connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    acceptor: TlsAcceptor,
+    server: Arc<Server>,
+    shutdown: CancellationToken,
+) {
     // Watch events are small and must not wait for one another.
     let _ = stream.set_nodelay(true);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await else { return };
     let certificates = stream.get_ref().1.peer_certificates();
     let subject = certificates.and_then(|chain| pki::subject(chain.first()?));
-    let service = TowerToHyperService::new(ApiService::remote(server, subject));
+    let service = TowerToHyperService::new(ApiService::remote(server, subject).of_peer(peer));
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     builder

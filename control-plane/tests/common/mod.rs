@@ -57,6 +57,7 @@ pub fn config() -> Config {
         toleration_seconds: keelson_control_plane::server::TolerationSeconds::default(),
         cluster_domain: "cluster.local".into(),
         static_tokens: keelson_control_plane::auth::tokens::StaticTokens::default(),
+        audit: None,
     }
 }
 

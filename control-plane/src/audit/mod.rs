@@ -1,0 +1,288 @@
+//! The audit log: who asked for what, when, and what came of it. Upstream counterpart: `apiserver/pkg/audit`.
+//!
+//! [`Audit::begin`] judges a request by the policy and gives a [`Trail`], which the request's way through the server fills; each stage that
+//! the policy does not leave out becomes a line of the file before the client has its answer.
+
+pub mod policy;
+pub mod sink;
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::BodyExt as _;
+use keelson_kinds::time;
+use prometheus_client::metrics::counter::Counter;
+use serde_json::{Value, json};
+
+use crate::auth::{Attributes, User};
+use crate::http::body::{self, Body};
+use policy::{Level, Policy, Stage, Verdict};
+use sink::Sink;
+
+/// Ties the events of a request together; a client may choose it.
+static AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+/// Upstream's bound on an id of the client's.
+const MAX_ID: usize = 64;
+
+/// The log.
+#[derive(Debug)]
+pub struct Audit {
+    policy: Policy,
+    sink: Sink,
+}
+
+/// A request that is recorded.
+#[derive(Debug)]
+pub struct Trail {
+    audit: Arc<Audit>,
+    verdict: Verdict,
+    event: Value,
+    id: HeaderValue,
+    /// Whether the answer may take for ever.
+    long: bool,
+}
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin<'a> {
+    /// The request.
+    pub parts: &'a Parts,
+    /// The other end of the connection; none within this program.
+    pub peer: Option<SocketAddr>,
+}
+
+fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> &str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+impl Origin<'_> {
+    /// Proxies say for whom they ask; who is really at the other end comes last.
+    fn addresses(&self) -> Vec<String> {
+        let forwarded = text(&self.parts.headers, "x-forwarded-for").split(',').map(str::trim);
+        let addresses = forwarded.filter(|address| address.parse::<std::net::IpAddr>().is_ok()).map(str::to_owned);
+        let mut addresses: Vec<String> = addresses.collect();
+        let peer = self.peer.map(|peer| peer.ip().to_canonical().to_string());
+        addresses.extend(peer.filter(|peer| addresses.last() != Some(peer)));
+        addresses
+    }
+
+    fn id(&self) -> HeaderValue {
+        let given = self.parts.headers.get(&AUDIT_ID).filter(|id| !id.is_empty() && id.len() <= MAX_ID);
+        let fresh =
+            || HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).unwrap_or(HeaderValue::from_static("-"));
+        given.cloned().unwrap_or_else(fresh)
+    }
+}
+
+fn user_info(user: &User) -> Value {
+    let mut info = json!({ "username": user.name });
+    for (key, value, is_there) in [
+        ("uid", json!(user.uid), !user.uid.is_empty()),
+        ("groups", json!(user.groups), !user.groups.is_empty()),
+        ("extra", json!(user.extra), !user.extra.is_empty()),
+    ] {
+        if is_there {
+            info[key] = value;
+        }
+    }
+    info
+}
+
+fn now() -> String {
+    time::micro(jiff::Timestamp::now())
+}
+
+impl Audit {
+    /// A log of what the policy wants to a sink.
+    #[must_use]
+    pub fn new(policy: Policy, sink: Sink) -> Self {
+        Self { policy, sink }
+    }
+
+    /// Counts events that could not be written.
+    #[must_use]
+    pub fn lost(&self) -> Counter {
+        self.sink.lost.clone()
+    }
+
+    /// Judges a request; nothing if it is not to be recorded. `user` is none for somebody who could not say who he is.
+    pub async fn begin(
+        self: &Arc<Self>,
+        origin: Origin<'_>,
+        user: Option<&User>,
+        attributes: &Attributes,
+        long: bool,
+    ) -> Option<Trail> {
+        let verdict = self.policy.judge(user, attributes);
+        if verdict.level == Level::None {
+            return None;
+        }
+        let (parts, id) = (origin.parts, origin.id());
+        let uri = parts.uri.path_and_query().map_or("", |uri| uri.as_str());
+        let mut event = json!({
+            "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": verdict.level.as_str(),
+            "auditID": id.to_str().unwrap_or_default(), "requestURI": uri, "verb": attributes.verb,
+            "user": user.map_or(json!({}), user_info), "sourceIPs": origin.addresses(),
+            "userAgent": text(&parts.headers, header::USER_AGENT), "requestReceivedTimestamp": now(),
+        });
+        if attributes.path.is_empty() && !attributes.resource.is_empty() {
+            let mut object = json!({});
+            for (key, value) in [
+                ("resource", &attributes.resource),
+                ("namespace", &attributes.namespace),
+                ("name", &attributes.name),
+                ("apiGroup", &attributes.group),
+                ("apiVersion", &attributes.version),
+                ("subresource", &attributes.subresource),
+            ] {
+                if !value.is_empty() {
+                    object[key] = json!(value);
+                }
+            }
+            event["objectRef"] = object;
+        }
+        let trail = Trail { audit: Arc::clone(self), verdict, event, id, long };
+        trail.record(Stage::RequestReceived, &Value::Null).await;
+        Some(trail)
+    }
+}
+
+impl Trail {
+    /// As whom the request goes on.
+    pub fn impersonated(&mut self, user: &User) {
+        self.event["impersonatedUser"] = user_info(user);
+    }
+
+    /// What authorization said.
+    pub fn decided(&mut self, allowed: bool) {
+        let decision = if allowed { "allow" } else { "forbid" };
+        self.event["annotations"]["authorization.k8s.io/decision"] = json!(decision);
+    }
+
+    /// What the client sent. An object tells what its URL does not: its name.
+    pub fn request(&mut self, mut sent: Value) {
+        let metadata = &sent["metadata"];
+        for (key, from) in
+            [("name", "name"), ("namespace", "namespace"), ("uid", "uid"), ("resourceVersion", "resourceVersion")]
+        {
+            if self.event["objectRef"][key].is_null()
+                && let Some(value) = metadata[from].as_str().filter(|value| !value.is_empty())
+            {
+                self.event["objectRef"][key] = json!(value);
+            }
+        }
+        if self.verdict.level >= Level::Request {
+            self.strip(&mut sent);
+            self.event["requestObject"] = sent;
+        }
+    }
+
+    fn strip(&self, object: &mut Value) {
+        if !self.verdict.omit_managed_fields {
+            return;
+        }
+        let items = object.get_mut("items").and_then(Value::as_array_mut).map(std::mem::take);
+        let strip = |object: &mut Value| {
+            if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+                metadata.remove("managedFields");
+            }
+        };
+        strip(object);
+        if let Some(mut items) = items {
+            items.iter_mut().for_each(strip);
+            object["items"] = Value::Array(items);
+        }
+    }
+
+    fn line(&self, stage: Stage, more: &Value) -> Option<String> {
+        if self.verdict.omit_stages.contains(&stage) {
+            return None;
+        }
+        let mut event = self.event.clone();
+        event["stage"] = json!(stage.as_str());
+        event["stageTimestamp"] = json!(now());
+        for (key, value) in more.as_object().into_iter().flatten() {
+            event[key] = value.clone();
+        }
+        Some(event.to_string())
+    }
+
+    async fn record(&self, stage: Stage, more: &Value) {
+        if let Some(line) = self.line(stage, more) {
+            self.audit.sink.write(line).await;
+        }
+    }
+
+    /// Records what came of the request, before the client sees it; of a long answer its beginning, and its end when it comes.
+    pub async fn answered(self, response: Response<Body>) -> Response<Body> {
+        let (mut head, mut content) = response.into_parts();
+        head.headers.insert(AUDIT_ID.clone(), self.id.clone());
+        let code = head.status.as_u16();
+        let mut told = json!({ "responseStatus": { "metadata": {}, "code": code } });
+        if self.long && head.status.is_success() {
+            self.record(Stage::ResponseStarted, &told).await;
+            return Response::from_parts(head, Ended { content, trail: self, told }.boxed_unsync());
+        }
+        let failed = !head.status.is_success() && head.status != StatusCode::SWITCHING_PROTOCOLS;
+        if failed || (self.verdict.level == Level::RequestResponse && !self.long) {
+            let bytes = content.collect().await.map_or_else(|_| Bytes::new(), http_body_util::Collected::to_bytes);
+            if let Ok(mut object) = serde_json::from_slice::<Value>(&bytes) {
+                if object["kind"] == "Status" {
+                    for key in ["status", "message", "reason", "details"] {
+                        if let Some(value) = object.get(key) {
+                            told["responseStatus"][key] = value.clone();
+                        }
+                    }
+                }
+                if self.verdict.level == Level::RequestResponse {
+                    self.strip(&mut object);
+                    told["responseObject"] = object;
+                }
+            }
+            content = body::full(bytes);
+        }
+        self.record(Stage::ResponseComplete, &told).await;
+        Response::from_parts(head, content)
+    }
+}
+
+/// A long answer, whose end is recorded.
+struct Ended {
+    content: Body,
+    trail: Trail,
+    told: Value,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if let Some(line) = self.trail.line(Stage::ResponseComplete, &self.told) {
+            self.trail.audit.sink.write_later(line);
+        }
+    }
+}
+
+impl http_body::Body for Ended {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.content).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.content.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.content.size_hint()
+    }
+}
