@@ -255,8 +255,12 @@ async fn lists_page_over_one_snapshot() {
 
 #[tokio::test]
 async fn a_continue_token_of_a_compacted_revision_is_expired() {
+    let names = |list: &Value| {
+        let items = list["items"].as_array().unwrap();
+        items.iter().map(|i| i["metadata"]["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
     let api = Api::start().await;
-    for name in ["a", "b", "c"] {
+    for name in ["a", "b", "c", "d"] {
         api.post(MAPS, &config_map(name, "1")).await.expect(201);
     }
     let first = api.get(&format!("{MAPS}?limit=1")).await.expect(200);
@@ -264,7 +268,20 @@ async fn a_continue_token_of_a_compacted_revision_is_expired() {
     let now = api.server.store.revision().await.unwrap();
     api.server.store.compact(now).await.unwrap();
     let token = first["metadata"]["continue"].as_str().unwrap();
-    assert_eq!(api.get(&format!("{MAPS}?limit=1&continue={token}")).await.expect(410)["reason"], "Expired");
+    let expired = api.get(&format!("{MAPS}?limit=1&continue={token}")).await.expect(410);
+    assert_eq!(expired["reason"], "Expired");
+    // It brings a token for the rest as it is now.
+    let token = expired["metadata"]["continue"].as_str().unwrap();
+    let rest = api.get(&format!("{MAPS}?limit=1&continue={token}")).await.expect(200);
+    assert_eq!((names(&rest), &rest["metadata"]["remainingItemCount"]), (vec!["c".to_owned()], &json!(1)));
+    assert_eq!(rest["metadata"]["resourceVersion"], now.to_string());
+    let token = rest["metadata"]["continue"].as_str().unwrap();
+    let last = api.get(&format!("{MAPS}?limit=1&continue={token}")).await.expect(200);
+    assert_eq!(
+        (names(&last), &last["metadata"]["resourceVersion"]),
+        (vec!["d".to_owned()], &rest["metadata"]["resourceVersion"])
+    );
+    assert!(last["metadata"].get("continue").is_none());
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{Response, StatusCode};
-use keelson_kinds::{ApiError, FieldError, Resource, table, write};
+use keelson_kinds::{ApiError, FieldError, Reason, Resource, table, write};
 use kube_common::selector::{FieldSelector, LabelSelector};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -84,20 +84,33 @@ pub fn filter(call: &Call) -> Result<Filter, ApiError> {
 struct Continue {
     /// Format.
     v: String,
-    /// Revision of the whole list.
-    rv: Revision,
+    /// Revision of the whole list; [`INCONSISTENT`] where that is gone, and the rest is to be read as it is now.
+    rv: i64,
     /// Last key of the page before, without the prefix.
     start: String,
 }
 
 const CONTINUE_FORMAT: &str = "meta.k8s.io/v1";
+/// Upstream's.
+const INCONSISTENT: i64 = -1;
 
 impl Continue {
     fn decode(text: &str) -> Result<Self, ApiError> {
         let bad = || ApiError::bad_request("continue key is not valid");
         let bytes = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).map_err(|_| bad())?;
         let token: Self = serde_json::from_slice(&bytes).map_err(|_| bad())?;
-        if token.v == CONTINUE_FORMAT && token.rv > 0 { Ok(token) } else { Err(bad()) }
+        if token.v == CONTINUE_FORMAT && (token.rv > 0 || token.rv == INCONSISTENT) { Ok(token) } else { Err(bad()) }
+    }
+
+    /// What a client is told when the revision is compacted: it may go on with how things are now.
+    fn expired(mut self, error: ApiError) -> ApiError {
+        if error.reason != Reason::Expired {
+            return error;
+        }
+        self.rv = INCONSISTENT;
+        let mut status = error.to_status();
+        status["metadata"]["continue"] = json!(self.encode());
+        ApiError { verbatim: Some(Box::new(status)), ..error }
     }
 
     fn encode(&self) -> String {
@@ -118,7 +131,8 @@ pub async fn list(call: &Call) -> Result<Response<Body>, ApiError> {
         && let Some(last) = snapshot.objects.last()
     {
         let start = last.key.strip_prefix(prefix.as_str()).unwrap_or_default().to_owned();
-        let token = Continue { v: CONTINUE_FORMAT.to_owned(), rv: snapshot.revision, start };
+        let rv = i64::try_from(snapshot.revision).unwrap_or(INCONSISTENT);
+        let token = Continue { v: CONTINUE_FORMAT.to_owned(), rv, start };
         meta["continue"] = json!(token.encode());
         if let Some(remaining) = snapshot.remaining {
             meta["remainingItemCount"] = json!(remaining);
@@ -165,7 +179,11 @@ async fn snapshot(call: &Call, filter: &Filter, prefix: &str) -> Result<Snapshot
         }
         let token = Continue::decode(token)?;
         let after = format!("{prefix}{}", token.start);
-        return at_revision(call, filter, prefix, Some(&after), token.rv, limit).await;
+        let Ok(revision) = Revision::try_from(token.rv) else {
+            return Ok(cache.list(prefix, Some(&after), filter, limit));
+        };
+        let page = at_revision(call, filter, prefix, Some(&after), revision, limit).await;
+        return page.map_err(|error| token.expired(error));
     }
     let matching = call.query.get("resourceVersionMatch");
     match (matching, version) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{Response, StatusCode};
+use http::{Response, StatusCode, header};
 use keelson_kinds::{ApiError, Reason, Resource};
 use kube_common::selector::FieldSelector;
 use serde_json::{Value, json};
@@ -11,6 +11,7 @@ use super::decode_body;
 use crate::auth::{self, Attributes, Decision, User, authenticate, node};
 use crate::http::Call;
 use crate::http::body::{self, Body};
+use crate::http::negotiate::takes_the_object;
 use crate::server::Server;
 
 /// Whether a user may do something.
@@ -51,11 +52,18 @@ pub fn require(
     })
 }
 
+/// What a review can be written as, in upstream's words.
+const REPRESENTATIONS: [&str; 3] = ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+
 /// POST of a review.
 ///
 /// # Errors
-/// 400, 404, 415, 422.
+/// 400, 404, 406, 415, 422.
 pub async fn create(call: &Call) -> Result<Response<Body>, ApiError> {
+    if !takes_the_object(Some(call.header(header::ACCEPT))) {
+        // A review is stored nowhere and has no columns.
+        return Err(ApiError::not_acceptable(&REPRESENTATIONS));
+    }
     let mut review = decode_body(call, None)?.object;
     review["status"] = match call.res.kind {
         "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]),

@@ -46,9 +46,25 @@ pub fn representation(accept: Option<&str>) -> Representation {
     Representation::Plain
 }
 
+/// Whether an `Accept` header takes an object itself, and not only another representation of it.
+#[must_use]
+pub fn takes_the_object(accept: Option<&str>) -> bool {
+    let accept = accept.unwrap_or_default();
+    accept.trim().is_empty()
+        || accept.split(',').any(|range| !range.split(';').any(|part| part.trim().starts_with("as=")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_takes_a_table_only() {
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+        assert!(!takes_the_object(Some(table)));
+        assert!(takes_the_object(Some(&format!("{table},application/json"))));
+        assert!(takes_the_object(Some("*/*")) && takes_the_object(Some("")) && takes_the_object(None));
+    }
 
     #[test]
     fn first_servable_range_wins() {

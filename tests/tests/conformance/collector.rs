@@ -12,6 +12,7 @@ tests![
     sets_are_orphaned,
     owners_stay_until_dependents_are_gone,
     two_owners,
+    a_circle,
 ];
 
 /// Seconds for a collection.
@@ -170,4 +171,22 @@ fn two_owners(lab: &Lab) -> Result<()> {
         ensure!(owners.len() == 1 && owners[0]["uid"] == staying["metadata"]["uid"], "{owners:?}");
     }
     stays(&space, "pods", 5)
+}
+
+// [sig-api-machinery] Garbage collector should not be blocked by dependency circle [Conformance]
+fn a_circle(lab: &Lab) -> Result<()> {
+    let space = lab.quarter("collect-circle")?;
+    let names = ["one", "two", "three"];
+    let made: Vec<Value> = names.iter().map(|name| space.make("pods", &pod(name, idle()))).collect::<Result<_>>()?;
+    for (at, name) in names.iter().enumerate() {
+        let owner = &made[(at + 2) % 3];
+        let reference = json!({ "apiVersion": "v1", "kind": "Pod", "name": name_of(owner), "uid": owner["metadata"]["uid"],
+            "controller": true, "blockOwnerDeletion": true });
+        space.amend(&format!("pods/{name}"), &json!({ "metadata": { "ownerReferences": [reference] } }))?;
+    }
+    delete(&space, "pods/one", "Foreground")?;
+    for name in names {
+        space.gone(name)?;
+    }
+    Ok(())
 }

@@ -27,6 +27,7 @@ tests![
     services_everywhere,
     limit_ranges,
     unknown_fields,
+    table_of_a_review,
 ];
 
 fn map(name: &str, label: &str, value: &str) -> Value {
@@ -417,4 +418,20 @@ fn unknown_fields(lab: &Lab) -> Result<()> {
     let message = said["message"].as_str().unwrap_or_default();
     ensure!(message.contains("unknown field \"metadata.unknownMeta\""), "{said}");
     lab.api()?.absent(&space.url("configmaps/odd"))
+}
+
+// [sig-api-machinery] Servers with support for Table transformation should return a 406 for a backend which does not implement metadata [Conformance]
+fn table_of_a_review(lab: &Lab) -> Result<()> {
+    let review = json!({ "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": { "resourceAttributes": { "verb": "list", "resource": "pods" } } });
+    let ask = |accept: &str| {
+        let url = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        lab.api()?.ask_as(&Method::POST, url, ["application/json", accept], review.to_string().into_bytes())
+    };
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let (status, text) = ask(table)?;
+    ensure!(status.as_u16() == 406 && text.contains("only the following media types are accepted"), "{status} {text}");
+    let (status, text) = ask(&format!("{table}, application/json"))?;
+    ensure!(status.as_u16() == 201, "{status} {text}");
+    Ok(())
 }

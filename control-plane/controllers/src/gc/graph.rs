@@ -8,6 +8,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
+use super::judge::Dependents;
+
 /// An object's UID in 16 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uid(u128);
@@ -107,6 +109,18 @@ impl Graph {
     pub fn dependents(&self, uid: Uid) -> impl Iterator<Item = (Uid, &Node)> {
         let set = self.dependents.get(&uid).into_iter().flatten();
         set.filter_map(|uid| self.nodes.get(uid).map(|node| (*uid, node)))
+    }
+
+    /// What its dependents do.
+    pub fn dependents_state(&self, uid: Uid) -> Dependents {
+        let mut state = Dependents::No;
+        for (_, node) in self.dependents(uid) {
+            if node.ending == Ending::Foreground {
+                return Dependents::Waiting;
+            }
+            state = Dependents::Some;
+        }
+        state
     }
 
     /// Dependents that hold a foreground deletion of their owner up.

@@ -296,6 +296,16 @@ impl Collector {
                 let kept = owners.into_iter().enumerate().filter(|(i, _)| !positions.contains(i)).map(|(_, o)| o);
                 self.patch(place, &live.metadata, &json!({"ownerReferences": kept.collect::<Vec<_>>()})).await
             }
+            Action::Unblock => {
+                let mut owners = live.metadata.owner_references.clone().unwrap_or_default();
+                for owner in &mut owners {
+                    owner.block_owner_deletion = owner.block_owner_deletion.map(|_| false);
+                }
+                self.patch(place, &live.metadata, &json!({"ownerReferences": owners})).await?;
+                // It is still to be deleted.
+                self.look_at(vec![uid]);
+                Ok(())
+            }
             Action::Delete(propagation) => self.delete(place, &live.metadata, propagation).await,
             Action::ReleaseForeground => {
                 let blocking = self.graph.lock().blocking(uid);
@@ -437,8 +447,7 @@ impl Reconcile for Worker {
         let Some(owners) = this.owners(&place, &live.metadata).await? else {
             return Ok(Outcome::After(UNKNOWN_KIND));
         };
-        let has_dependents = this.graph.lock().dependents(*uid).next().is_some();
-        let action = judge(&live.metadata, &owners, has_dependents);
+        let action = judge(&live.metadata, &owners, this.graph.lock().dependents_state(*uid));
         if matches!(action, Action::Delete(_)) {
             this.warn_of_foreign_owners(&place, &live.metadata);
         }
