@@ -150,12 +150,23 @@ fn run_command() -> anyhow::Result<()> {
     let cli = Cli::parse();
     kube_common::logging::init(cli.verbose);
     kube_common::tls::install_ring();
+    raise_file_limit();
     match cli.command {
         Command::Kubeconfig(args) => issue(&args),
         Command::Serve(args) => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             runtime.block_on(serve(*args))
         }
+    }
+}
+
+/// Takes as many open files as this process may have, as Go's runtime does for upstream's server: each connection is one.
+fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(soft, hard)| if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) });
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files stays as it is: many connections may be refused");
     }
 }
 

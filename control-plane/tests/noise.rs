@@ -16,6 +16,7 @@ use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use keelson_control_plane::http::ApiService;
 use keelson_control_plane::pki::Subject;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use program::{Program, free_port};
 use serde_json::{Value, json};
 use tower::Service as _;
@@ -119,6 +120,16 @@ async fn idle_slow_and_deaf_clients_hurt_nobody() {
     const IDLE: usize = 10_000;
     const GREETED: usize = 300;
     const DEAF: usize = 1000;
+    // Each connection is a file on both sides.
+    let (_, files) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    if files < 2 * (IDLE as u64) {
+        println!(
+            "SKIPPED idle_slow_and_deaf_clients_hurt_nobody: it needs {} open files, {files} are allowed",
+            2 * IDLE
+        );
+        return;
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, files, files).unwrap();
     let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
     let program = Program::start(folder.path(), port, &[]);
     let address = SocketAddr::from(([127, 0, 0, 1], port));
