@@ -44,6 +44,8 @@ pub enum Reason {
     TooManyRequests,
     /// 500.
     InternalError,
+    /// 500 without a reason: upstream's answer where an error has no `Status`.
+    Unknown,
     /// 500, try again.
     ServerTimeout,
     /// 503.
@@ -72,6 +74,7 @@ impl Reason {
             Self::Invalid => "Invalid",
             Self::TooManyRequests => "TooManyRequests",
             Self::InternalError => "InternalError",
+            Self::Unknown => "",
             Self::ServerTimeout => "ServerTimeout",
             Self::ServiceUnavailable => "ServiceUnavailable",
             Self::Timeout => "Timeout",
@@ -94,7 +97,7 @@ impl Reason {
             Self::UnsupportedMediaType => 415,
             Self::Invalid => 422,
             Self::TooManyRequests => 429,
-            Self::InternalError | Self::ServerTimeout => 500,
+            Self::InternalError | Self::Unknown | Self::ServerTimeout => 500,
             Self::ServiceUnavailable => 503,
             Self::Timeout => 504,
         }
@@ -335,9 +338,11 @@ impl ApiError {
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason.as_str(),
         });
         if let Some(map) = status.as_object_mut() {
+            if self.reason != Reason::Unknown {
+                map.insert("reason".to_owned(), json!(self.reason.as_str()));
+            }
             if !details.is_empty() {
                 map.insert("details".to_owned(), Value::Object(details));
             }

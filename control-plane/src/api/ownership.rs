@@ -151,7 +151,7 @@ fn refusal(error: &ApplyError) -> ApiError {
     let reason = match error.code() {
         409 => Reason::Conflict,
         400 => Reason::BadRequest,
-        _ => Reason::InternalError,
+        _ => Reason::Unknown,
     };
     let mut answer = ApiError::new(reason, error.to_string());
     if let ApplyError::Conflicts(conflicts) = error {
