@@ -59,20 +59,24 @@ pub fn apply(
     patch: &[u8],
 ) -> Result<Value, ApiError> {
     if kind == PatchType::Strategic && res.strategy.custom().is_some() {
-        return Err(ApiError::unsupported_media_type(&["application/json-patch+json", "application/merge-patch+json"]));
+        return Err(ApiError::unsupported_media_type(&[
+            "application/json-patch+json",
+            "application/merge-patch+json",
+            "application/apply-patch+yaml",
+        ]));
     }
     let parsed = decode::parse(patch, decode::Format::Json)
         .map_err(|e| ApiError::bad_request(format!("error decoding patch: {}", e.message)))?;
     match kind {
         PatchType::Json => json::apply(current, parsed),
         PatchType::Merge => {
-            must_be_map(&parsed)?;
+            must_be_map(&parsed, "error decoding patch: ")?;
             let mut out = current.clone();
             json_patch::merge(&mut out, &parsed);
             Ok(out)
         }
         PatchType::Strategic => {
-            must_be_map(&parsed)?;
+            must_be_map(&parsed, "")?;
             strategic_merge(&Target::of(res, sub).schema, current, parsed)
         }
     }
@@ -88,12 +92,12 @@ pub(crate) fn strategic_merge(definition: &str, current: &Value, patch: Value) -
     })
 }
 
-fn must_be_map(patch: &Value) -> Result<(), ApiError> {
+fn must_be_map(patch: &Value, before: &str) -> Result<(), ApiError> {
     if patch.is_object() {
         return Ok(());
     }
     let what = decode::json_kind(patch);
     Err(ApiError::bad_request(format!(
-        "error decoding patch: json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
+        "{before}json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
     )))
 }

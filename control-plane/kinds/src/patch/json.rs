@@ -3,6 +3,7 @@
 use json_patch::{Patch, PatchOperation};
 use serde_json::Value;
 
+use crate::decode;
 use crate::error::{ApiError, Reason};
 
 /// Upstream's `maxJSONPatchOperations`.
@@ -20,10 +21,20 @@ pub(super) fn apply(current: &Value, patch: Value) -> Result<Value, ApiError> {
             ),
         ));
     }
-    let patch: Patch =
-        serde_json::from_value(patch).map_err(|e| ApiError::bad_request(format!("error decoding patch: {e}")))?;
-    let out = bounded(current, &patch).map_err(|e| unprocessable(&e.to_string()))?;
-    if out.is_object() { Ok(out) } else { Err(unprocessable("the patched document is not an object")) }
+    let wrong = match patch.as_array() {
+        None => Some((&patch, "Patch")),
+        Some(list) => list.iter().find(|item| !item.is_object()).map(|item| (item, "Operation")),
+    };
+    if let Some((value, of)) = wrong {
+        let what = decode::json_kind(value);
+        return Err(ApiError::bad_request(format!(
+            "json: cannot unmarshal {what} into Go value of type jsonpatch.{of}"
+        )));
+    }
+    // What an operation lacks is found out only when it is applied.
+    let patch: Patch = serde_json::from_value(patch).map_err(|_| unprocessable())?;
+    let out = bounded(current, &patch).map_err(|_| unprocessable())?;
+    if out.is_object() { Ok(out) } else { Err(unprocessable()) }
 }
 
 /// Why a JSON patch was not applied. Not retryable with the same object.
@@ -64,19 +75,9 @@ pub fn bounded(current: &Value, patch: &Patch) -> Result<Value, PatchError> {
     Ok(out)
 }
 
-/// Upstream's generic answer, with what went wrong as the cause.
-fn unprocessable(why: &str) -> ApiError {
-    ApiError {
-        causes: vec![crate::Cause {
-            reason: "UnexpectedServerResponse".to_owned(),
-            message: why.to_owned(),
-            field: String::new(),
-        }],
-        ..ApiError::new(
-            Reason::Invalid,
-            format!("the server rejected our request due to an error in our request: {why}"),
-        )
-    }
+/// Upstream's generic answer, which does not tell what went wrong.
+fn unprocessable() -> ApiError {
+    ApiError::new(Reason::Invalid, "the server rejected our request due to an error in our request")
 }
 
 #[cfg(test)]

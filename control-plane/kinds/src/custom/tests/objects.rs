@@ -179,7 +179,7 @@ fn patches_have_no_merge_keys() {
         (
             415,
             "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, \
-             application/merge-patch+json"
+             application/merge-patch+json, application/apply-patch+yaml"
         )
     );
 }
