@@ -231,13 +231,7 @@ async fn attempt(
 pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
     ownership::check_options(call, "UpdateOptions", false)?;
     let mut decoded = decode_body(call, sub(call))?;
-    let given = decoded.object["metadata"]["name"].as_str().unwrap_or_default();
-    if given != call.name {
-        return Err(ApiError::bad_request(format!(
-            "the name of the object ({given}) does not match the name on the URL ({})",
-            call.name
-        )));
-    }
+    same_name(call, &decoded.object)?;
     let exists = call.server.cache(call.res)?.get(&call.res.key(&call.namespace, &call.name)).is_some();
     if !exists && call.subresource.is_empty() && call.res.strategy.allow_create_on_update() {
         review::require(&call.server, &call.user, &call.attributes("create"), Some(call.res))?;
@@ -245,6 +239,17 @@ pub async fn update(call: &Call) -> Result<Response<Body>, ApiError> {
         return create_decoded(call, decoded).await;
     }
     apply(call, |_| Ok(decoded.clone())).await
+}
+
+fn same_name(call: &Call, object: &Value) -> Result<(), ApiError> {
+    let given = object["metadata"]["name"].as_str().unwrap_or_default();
+    if given == call.name {
+        return Ok(());
+    }
+    Err(ApiError::bad_request(format!(
+        "the name of the object ({given}) does not match the name on the URL ({})",
+        call.name
+    )))
 }
 
 /// PATCH.
@@ -262,9 +267,7 @@ pub async fn patch(call: &Call) -> Result<Response<Body>, ApiError> {
     apply(call, |current| {
         let patched = patch::apply(call.res, sub(call), kind, current, &call.body)?;
         let decoded = decode::object(call.res, sub(call), patched, validation)?;
-        if decoded.object["metadata"]["name"] != current["metadata"]["name"] {
-            return Err(ApiError::bad_request("the name of the object does not match the name on the URL"));
-        }
+        same_name(call, &decoded.object)?;
         Ok(decoded)
     })
     .await
