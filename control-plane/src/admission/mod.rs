@@ -146,10 +146,10 @@ async fn ask_others(request: &Request<'_>, object: Option<&Value>) -> Result<Vec
 }
 
 async fn create(call: &Call, object: &mut Value) -> Result<(), ApiError> {
-    if call.res.namespaced() {
-        namespace_accepts(call)?;
-    }
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    if call.res.namespaced() {
+        namespace_accepts(call, name)?;
+    }
     node_restriction::check(call, &call.namespace, name, Write::Create(object))?;
     match (call.res.group, call.res.plural) {
         ("", "pods") => {
@@ -240,7 +240,7 @@ pub async fn connect(call: &Call, options: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn namespace_accepts(call: &Call) -> Result<(), ApiError> {
+fn namespace_accepts(call: &Call, new: &str) -> Result<(), ApiError> {
     let res = lookup("", "v1", "namespaces").ok_or_else(ApiError::no_such_resource)?;
     let name = call.namespace.as_str();
     let namespace = call.server.get(res, "", name).ok_or_else(|| ApiError::not_found(res, name))?;
@@ -251,7 +251,7 @@ fn namespace_accepts(call: &Call) -> Result<(), ApiError> {
         return Ok(());
     }
     let why = format!("unable to create new content in namespace {name} because it is being terminated");
-    let mut error = ApiError::forbidden(call.res, "", &why);
+    let mut error = ApiError::forbidden(call.res, new, &why);
     error.causes.push(Cause {
         reason: "NamespaceTerminating".to_owned(),
         message: format!("namespace {name} is being terminated"),
