@@ -211,10 +211,26 @@ static CSR_RULES: Rules = Rules {
                 "may not specify a duration less than 600 seconds (10 minutes)",
             ));
         }
+        errors.extend(signer_name(val::text(obj, "spec.signerName")));
         errors
     },
     ..Rules::PLAIN
 };
+
+/// A signer is called `DOMAIN/NAME`. That there is none is told already.
+fn signer_name(name: &str) -> Vec<FieldError> {
+    let invalid = |why: String| FieldError::invalid("spec.signerName", name, why);
+    let Some((domain, path)) = name.split_once('/').filter(|(_, path)| !path.contains('/')) else {
+        let form = "must be a fully qualified domain and path of the form 'example.com/signer-name'";
+        return if name.is_empty() { Vec::new() } else { vec![invalid(form.to_owned())] };
+    };
+    let mut errors: Vec<FieldError> = domain.split('.').flat_map(names::dns1123_label).map(invalid).collect();
+    if !domain.contains('.') {
+        errors.push(invalid("should be a domain with at least two segments separated by dots".to_owned()));
+    }
+    errors.extend(names::dns1123_subdomain(path).into_iter().map(invalid));
+    errors
+}
 
 fn csr_condition(obj: &Value) -> String {
     let has = |kind: &str| val::list(obj, "status.conditions").iter().any(|c| val::text(c, "type") == kind);
