@@ -54,9 +54,12 @@ fn param_kind(obj: &Value) -> Value {
     }
 }
 
+/// `kubectl get api-extensions` lists them.
+const CATEGORIES: &[&str] = &["api-extensions"];
+
 kind!(VALIDATING_POLICIES: "admissionregistration" "admissionregistration.k8s.io" "v1" "ValidatingAdmissionPolicy",
     "validatingadmissionpolicies" "validatingadmissionpolicy", Cluster "/registry/validatingadmissionpolicies/",
-    admission::ValidatingAdmissionPolicy, POLICY_RULES, POLICY_COLUMNS,
+    admission::ValidatingAdmissionPolicy, POLICY_RULES, POLICY_COLUMNS, categories: CATEGORIES,
     subresources: &[status("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicy")]);
 
 static BINDING_RULES: Rules =
@@ -76,7 +79,8 @@ static BINDING_COLUMNS: Columns = Columns {
 
 kind!(VALIDATING_POLICY_BINDINGS: "admissionregistration" "admissionregistration.k8s.io" "v1" "ValidatingAdmissionPolicyBinding",
     "validatingadmissionpolicybindings" "validatingadmissionpolicybinding", Cluster
-    "/registry/validatingadmissionpolicybindings/", admission::ValidatingAdmissionPolicyBinding, BINDING_RULES, BINDING_COLUMNS);
+    "/registry/validatingadmissionpolicybindings/", admission::ValidatingAdmissionPolicyBinding, BINDING_RULES, BINDING_COLUMNS,
+    categories: CATEGORIES);
 
 static MUTATING_RULES: Rules =
     Rules { generation: true, defaults: policy_defaults, validate: mutating::validate, ..Rules::PLAIN };
@@ -90,11 +94,12 @@ static MUTATING_COLUMNS: Columns = Columns {
 
 kind!(MUTATING_POLICIES: "admissionregistration" "admissionregistration.k8s.io" "v1" "MutatingAdmissionPolicy",
     "mutatingadmissionpolicies" "mutatingadmissionpolicy", Cluster "/registry/mutatingadmissionpolicies/",
-    admission::MutatingAdmissionPolicy, MUTATING_RULES, MUTATING_COLUMNS);
+    admission::MutatingAdmissionPolicy, MUTATING_RULES, MUTATING_COLUMNS, categories: CATEGORIES);
 
 static MUTATING_BINDING_RULES: Rules =
     Rules { generation: true, defaults: binding_defaults, validate: mutating::validate_binding, ..Rules::PLAIN };
 
 kind!(MUTATING_POLICY_BINDINGS: "admissionregistration" "admissionregistration.k8s.io" "v1" "MutatingAdmissionPolicyBinding",
     "mutatingadmissionpolicybindings" "mutatingadmissionpolicybinding", Cluster
-    "/registry/mutatingadmissionpolicybindings/", admission::MutatingAdmissionPolicyBinding, MUTATING_BINDING_RULES, BINDING_COLUMNS);
+    "/registry/mutatingadmissionpolicybindings/", admission::MutatingAdmissionPolicyBinding, MUTATING_BINDING_RULES, BINDING_COLUMNS,
+    categories: CATEGORIES);

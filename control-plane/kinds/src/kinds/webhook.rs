@@ -55,10 +55,10 @@ static WEBHOOK_COLUMNS: Columns = Columns {
 
 kind!(MUTATING_WEBHOOKS: "admissionregistration" "admissionregistration.k8s.io" "v1" "MutatingWebhookConfiguration",
     "mutatingwebhookconfigurations" "mutatingwebhookconfiguration", Cluster "/registry/mutatingwebhookconfigurations/",
-    admission::MutatingWebhookConfiguration, WEBHOOK_RULES, WEBHOOK_COLUMNS);
+    admission::MutatingWebhookConfiguration, WEBHOOK_RULES, WEBHOOK_COLUMNS, categories: &["api-extensions"]);
 kind!(VALIDATING_WEBHOOKS: "admissionregistration" "admissionregistration.k8s.io" "v1" "ValidatingWebhookConfiguration",
     "validatingwebhookconfigurations" "validatingwebhookconfiguration", Cluster "/registry/validatingwebhookconfigurations/",
-    admission::ValidatingWebhookConfiguration, WEBHOOK_RULES, WEBHOOK_COLUMNS);
+    admission::ValidatingWebhookConfiguration, WEBHOOK_RULES, WEBHOOK_COLUMNS, categories: &["api-extensions"]);
 
 fn validate(obj: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
