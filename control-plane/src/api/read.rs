@@ -68,8 +68,11 @@ pub async fn not_older_than(server: &Server, wanted: Revision) -> Result<(), Api
 /// # Errors
 /// 400 for a selector that cannot be read or a field that cannot be selected.
 pub fn filter(call: &Call) -> Result<Filter, ApiError> {
-    let labels = LabelSelector::parse(call.query.get("labelSelector"))
-        .map_err(|e| ApiError::bad_request(format!("unable to parse requirement: {e}")))?;
+    let labels = LabelSelector::parse(call.query.get("labelSelector")).map_err(|e| {
+        const BEFORE: &str = "unable to parse requirement: ";
+        let why = e.to_string();
+        ApiError::bad_request(format!("{BEFORE}{}", why.strip_prefix(BEFORE).unwrap_or(&why)))
+    })?;
     let fields = FieldSelector::parse(call.query.get("fieldSelector"))
         .map_err(|e| ApiError::bad_request(format!("invalid field selector: {e}")))?;
     for field in fields.fields() {
