@@ -151,6 +151,13 @@ fn finish(name: &str, definition: &mut Value) {
     }
     if let Some(map) = definition.as_object_mut() {
         map.remove("x-kubernetes-int-or-string");
+        // The crate of types says so of every kind, upstream of none.
+        if let Some(Value::Array(required)) = map.get_mut("required") {
+            required.retain(|field| field != "metadata");
+        }
+        if map.get("required").is_some_and(|required| required.as_array().is_some_and(Vec::is_empty)) {
+            map.remove("required");
+        }
     }
     if let Some(Value::Object(properties)) = definition.get_mut("properties") {
         properties.values_mut().for_each(references);
