@@ -85,13 +85,14 @@ impl Type<'static> for Node {
     fn entry(self) -> Option<Self> {
         match self.shape {
             Shape::Map(inner) => Some(Self::plain(inner)),
-            Shape::Any | Shape::AnyObject => Some(Self::plain(&ANY)),
+            Shape::Any | Shape::Either(_) | Shape::AnyObject => Some(Self::plain(&ANY)),
             _ => None,
         }
     }
 
     fn is_deduced(self) -> bool {
-        matches!(self.shape, Shape::Any)
+        // Upstream's schema leaves out the type of what is one thing or another.
+        matches!(self.shape, Shape::Any | Shape::Either(_))
     }
 }
 
