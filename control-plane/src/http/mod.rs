@@ -281,7 +281,9 @@ impl ApiService {
         let name = path.name.unwrap_or_default();
         let subresource = path.subresource.unwrap_or_default();
         if res.namespaced() && namespace.is_empty() && !matches!(verb, "list" | "watch") && res.stored() {
-            return Err(ApiError::method_not_allowed(res, verb));
+            // There is no such path of a kind's object, and for custom kinds none to post to either.
+            let no_path = named || res.strategy.custom().is_some();
+            return Err(if no_path { ApiError::no_such_resource() } else { ApiError::method_not_allowed(res, verb) });
         }
         let attributes = Attributes {
             verb: verb.to_owned(),
