@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Container, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -76,8 +76,14 @@ async fn act(client: Client, pod: Pod, number: usize) {
     } else if pod.status.as_ref().and_then(|s| s.pod_ip.as_ref()).is_none() {
         let now = Timestamp::now().to_string();
         let ip = format!("10.244.{}.{}", number / 250 % 250, number % 250 + 1);
+        let containers = pod.spec.map(|spec| spec.containers).unwrap_or_default();
+        let running = |c: &Container| {
+            json!({"name": c.name, "image": c.image, "imageID": "x", "containerID": format!("hollow://{}", c.name), "ready": true,
+                "started": true, "restartCount": 0, "state": {"running": {"startedAt": now}}})
+        };
+        let containers: Vec<_> = containers.iter().map(running).collect();
         let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "startTime": now, "conditions": [
-            {"type": "Ready", "status": "True", "lastTransitionTime": now}]}});
+            {"type": "Ready", "status": "True", "lastTransitionTime": now}], "containerStatuses": containers}});
         pods.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await.map(drop)
     } else {
         Ok(())
