@@ -19,6 +19,7 @@ mod endpoints;
 mod engine;
 mod gc;
 mod job;
+mod leader;
 mod meta;
 mod namespace_defaults;
 mod namespaces;
@@ -40,6 +41,8 @@ pub use config::{
     Config, ConfigError, DEFAULT_NODE_MONITOR_GRACE_PERIOD, DEFAULT_NODE_STARTUP_GRACE_PERIOD,
     DEFAULT_TERMINATED_POD_THRESHOLD, RunError,
 };
+
+pub use leader::{Election, LEASE_DURATION, RENEW_DEADLINE, RETRY_PERIOD, lead};
 
 use kube::Client;
 use tokio_util::sync::CancellationToken;
