@@ -76,7 +76,11 @@ run_clippy() {
     cargo clippy --locked --quiet --workspace --all-targets -- -D warnings && cargo clippy --locked --quiet --workspace --test '*' -- -D warnings
 }
 # Always the whole workspace: with a part of it, cargo would choose other features and build the dependencies again.
-run_unit() { cargo test --locked --quiet --workspace --lib --bins --tests; }
+run_unit() {
+    # Unpacked, not installed: the package would start an etcd of this machine.
+    fetch_package etcd-server "$target/lab/.etcd"
+    KEELSON_ETCD=${KEELSON_ETCD:-$target/lab/.etcd/usr/bin/etcd} cargo test --locked --quiet --workspace --lib --bins --tests
+}
 
 run_suite() {
     [ -e "$work/built" ] || { build "" && : >"$work/built"; } || return 1

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 mod audit_flags;
 mod dns;
 mod eviction;
+mod storage;
 
 /// How often the store is read as a sign of life.
 const BEAT: Duration = Duration::from_secs(2);
@@ -95,6 +96,8 @@ struct Serve {
     #[arg(long)]
     allow_service_external_ips: bool,
     #[command(flatten)]
+    storage: storage::Flags,
+    #[command(flatten)]
     dns: dns::Flags,
     #[command(flatten)]
     eviction: eviction::Flags,
@@ -104,6 +107,10 @@ struct Serve {
     /// Kubeconfig of the API server to work with, when this process does not run one.
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
+    /// Lets scheduler and controllers work in one process only, the others stand by; on where there can be others: with etcd, and without
+    /// an API server in this process.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    leader_elect: Option<bool>,
 }
 
 #[derive(Args)]
@@ -211,6 +218,7 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
         });
         (clients.0, clients.1, clients.2, ca)
     } else {
+        args.storage.check_unused()?;
         let (client, ca) = remote_client(args.kubeconfig.as_deref()).await?;
         (client.clone(), client.clone(), client, ca)
     };
@@ -222,12 +230,19 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
         ..controllers::Config::default()
     };
     args.eviction.apply(&mut config);
+    let elect = args.leader_elect.unwrap_or_else(|| store.as_ref().is_none_or(|store| store.shared()));
+    let identity = elect.then(identity);
     if wanted(Part::Controllers) {
-        let running = controllers::run_controllers(controllers_client, config.clone(), shutdown.clone());
+        let running = work("kube-controller-manager", identity.clone(), controllers_client, shutdown.clone(), {
+            let config = config.clone();
+            move |client, stop| controllers::run_controllers(client, config.clone(), stop)
+        });
         tasks.spawn(async move { running.await.context("the controllers ended") });
     }
     if wanted(Part::Scheduler) {
-        let running = controllers::run_scheduler(scheduler_client, config, shutdown.clone());
+        let running = work("kube-scheduler", identity, scheduler_client, shutdown.clone(), move |client, stop| {
+            controllers::run_scheduler(client, config.clone(), stop)
+        });
         tasks.spawn(async move { running.await.context("the scheduler ended") });
     }
     if let Some(config) = dns_config {
@@ -236,7 +251,8 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
         tasks.spawn(async move { server.run(dns_client, shutdown).await.map_err(anyhow::Error::from) });
     }
     let progress = Progress::default();
-    tokio::spawn(beat(store, progress.clone()));
+    // A store elsewhere may be away for long: caches go on being read, and a new start would lose them.
+    tokio::spawn(beat(store.filter(|store| !store.shared()), progress.clone()));
     let telling = tokio::spawn(notify::report(progress.clone(), "starting", STUCK_AFTER, shutdown.clone()));
     progress.set_ready();
     let mut outcome = Ok(());
@@ -254,6 +270,29 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
     let _ = telling.await;
     tracing::info!("stopped");
     outcome
+}
+
+/// Works, or with an identity works whenever that one leads.
+async fn work<F>(
+    name: &'static str,
+    identity: Option<String>,
+    client: Client,
+    shutdown: CancellationToken,
+    run: impl Fn(Client, CancellationToken) -> F,
+) -> Result<(), controllers::RunError>
+where
+    F: Future<Output = Result<(), controllers::RunError>>,
+{
+    match identity {
+        Some(identity) => controllers::lead(client, controllers::Election { name, identity }, shutdown, run).await,
+        None => run(client, shutdown).await,
+    }
+}
+
+/// Upstream's form: the machine's name, and something that no other process has.
+fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}_{}", host.trim(), uuid::Uuid::new_v4())
 }
 
 /// Signs of life: the runtime still runs tasks, and the store, if there is one, answers.
@@ -301,13 +340,16 @@ async fn api_server(
         allow_external_ips: args.allow_service_external_ips,
         toleration_seconds: args.eviction.toleration_seconds(),
     };
-    let store = run::open_store(&args.data_dir)?;
+    let store = args.storage.open(&args.data_dir)?;
     let pki = run::open_pki(&args.data_dir, &config, args.bind_address)?;
     let listener = Listener::bind(SocketAddr::new(args.bind_address, args.secure_port), &pki).await?;
     write_admin_kubeconfig(&args.data_dir, &config, &pki)?;
     let ca = pki.authority.cert_pem().to_owned();
     let kubelet_client = pki.kubelet_client.clone();
-    let server = run::start(config, store, pki.tokens, Some(&kubelet_client), shutdown.clone()).await?;
+    // The caches end with the process: scheduler and controllers give back their lead after the end was asked for.
+    let caches = CancellationToken::new();
+    let server =
+        run::start_with_caches(config, store, pki.tokens, Some(&kubelet_client), shutdown.clone(), caches).await?;
     tracing::info!(
         address = %listener.local_addr()?,
         kubeconfig = %args.data_dir.join("admin.kubeconfig").display(),

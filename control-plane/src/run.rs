@@ -9,7 +9,6 @@ use keelson_kinds::{ApiError, lookup, resources};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::write::is_service;
 use crate::auth::User;
 use crate::auth::rbac::Rbac;
 use crate::bootstrap;
@@ -20,8 +19,8 @@ use crate::http::metrics::Metrics;
 use crate::kubelet::{ClientCertificateError, KubeletClient};
 use crate::pki::{Pair, Pki, PkiError, ServingNames, token::TokenKeys};
 use crate::server::{Config, Server};
-use crate::services::Allocator;
-use crate::store::{Revision, SqliteStore, Store, StoreError};
+use crate::services::{self, Allocator};
+use crate::store::{EtcdConfig, EtcdStore, Revision, SqliteStore, Store, StoreError};
 
 /// Upstream's `--etcd-compaction-interval`: history older than this is forgotten.
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
@@ -80,18 +79,38 @@ pub fn serving_names(config: &Config, bind: IpAddr) -> ServingNames {
     ServingNames { dns, addresses }
 }
 
-/// Opens the store of a data folder, making the folder.
+/// The file of the `SQLite` store in a data folder.
+pub const STORE_FILE: &str = "store.db";
+
+/// Makes the data folder, for its owner only.
 ///
 /// # Errors
-/// [`StartError`].
-pub fn open_store(data_dir: &Path) -> Result<Arc<dyn Store>, StartError> {
+/// [`StartError::DataDir`].
+pub fn make_data_dir(data_dir: &Path) -> Result<(), StartError> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(data_dir)
-        .map_err(|source| StartError::DataDir { path: data_dir.to_owned(), source })?;
-    Ok(Arc::new(SqliteStore::open(&data_dir.join("store.db"))?))
+        .map_err(|source| StartError::DataDir { path: data_dir.to_owned(), source })
+}
+
+/// Opens the store of a data folder, making the folder.
+///
+/// # Errors
+/// [`StartError`].
+pub fn open_store(data_dir: &Path) -> Result<Arc<dyn Store>, StartError> {
+    make_data_dir(data_dir)?;
+    Ok(Arc::new(SqliteStore::open(&data_dir.join(STORE_FILE))?))
+}
+
+/// Opens a store at etcd; the data folder, which is made, is for certificates then.
+///
+/// # Errors
+/// [`StartError`].
+pub fn open_etcd(data_dir: &Path, config: &EtcdConfig) -> Result<Arc<dyn Store>, StartError> {
+    make_data_dir(data_dir)?;
+    Ok(Arc::new(EtcdStore::open(config)?))
 }
 
 /// Starts a server over a store: caches, allocators, the objects every cluster has, compaction.
@@ -105,7 +124,24 @@ pub async fn start(
     kubelet: Option<&Pair>,
     shutdown: CancellationToken,
 ) -> Result<Arc<Server>, StartError> {
-    let hub = Hub::start(Arc::clone(&store), resources(), shutdown.clone()).await?;
+    let caches = shutdown.clone();
+    start_with_caches(config, store, tokens, kubelet, shutdown, caches).await
+}
+
+/// As [`start`], with caches that go on until `caches` is cancelled: parts of the same program may write while they end.
+///
+/// # Errors
+/// [`StartError`].
+pub async fn start_with_caches(
+    config: Config,
+    store: Arc<dyn Store>,
+    tokens: TokenKeys,
+    kubelet: Option<&Pair>,
+    shutdown: CancellationToken,
+    caches: CancellationToken,
+) -> Result<Arc<Server>, StartError> {
+    let hub = Hub::start(Arc::clone(&store), resources(), caches).await?;
+    services::repair_claims(store.as_ref(), &hub).await?;
     let rbac = Rbac::new(Arc::clone(&hub));
     if !rbac.available() {
         tracing::warn!("the RBAC kinds are not served: only system:masters and nodes may do anything");
@@ -124,6 +160,7 @@ pub async fn start(
         rbac,
         hub,
         tokens,
+        others: bootstrap::servers::Others::default(),
         metrics,
         in_flight,
         registry: keelson_kinds::custom::Registry::new(),
@@ -133,10 +170,14 @@ pub async fn start(
         kubelet: kubelet.map(KubeletClient::new).transpose()?,
         shutdown: shutdown.clone(),
     });
+    // Before the endpoints are made: those of the others stay.
+    bootstrap::servers::join(&server).await?;
     bootstrap::run(&server).await.map_err(StartError::Bootstrap)?;
     let keeper = crate::custom::Keeper::start(Arc::clone(&server)).await;
     tokio::spawn(keeper.run(shutdown.clone()));
+    tokio::spawn(services::follow(Arc::clone(&server), shutdown.clone()));
     tokio::spawn(bootstrap::keep_kubernetes_service(Arc::clone(&server)));
+    tokio::spawn(bootstrap::servers::keep(Arc::clone(&server), shutdown.clone()));
     tokio::spawn(crate::quota::keep(Arc::clone(&server), shutdown.clone()));
     tokio::spawn(compact(store, shutdown));
     Ok(server)
@@ -145,7 +186,7 @@ pub async fn start(
 fn filled_allocator(config: &Config, hub: &Arc<Hub>) -> Allocator {
     let allocator = Allocator::new(config.service_cidr, config.node_ports);
     if let Some(res) = lookup("", "v1", "services")
-        && is_service(res)
+        && services::is_service(res)
         && let Some(cache) = hub.cache(res)
     {
         for service in cache.objects(None) {
@@ -163,7 +204,11 @@ async fn compact(store: Arc<dyn Store>, shutdown: CancellationToken) {
             () = tokio::time::sleep(COMPACTION_INTERVAL) => {}
             () = shutdown.cancelled() => return,
         }
-        let Ok(now) = store.revision().await else { return };
+        let now = match store.revision().await {
+            Ok(now) => now,
+            Err(StoreError::Closed) => return,
+            Err(_) => continue,
+        };
         if before > 0 && now > before {
             if let Err(error) = store.compact(before).await {
                 tracing::warn!(%error, "compaction failed");

@@ -22,7 +22,7 @@ use crate::http::limits::InFlight;
 use crate::http::metrics::Metrics;
 use crate::kubelet::KubeletClient;
 use crate::pki::token::TokenKeys;
-use crate::services::Allocator;
+use crate::services::{self, Allocator};
 use crate::store::{Expect, Op, Revision, Store, StoreError, Txn, TxnOutcome};
 
 /// How long a handler waits for the caches to show its own write.
@@ -84,6 +84,8 @@ pub struct Server {
     pub rbac: Rbac,
     /// Service addresses and node ports.
     pub allocator: Allocator,
+    /// The other servers over the same store.
+    pub others: crate::bootstrap::servers::Others,
     /// In-flight limits.
     pub in_flight: InFlight,
     /// Health and metrics.
@@ -160,18 +162,14 @@ pub enum Inserted {
     Stale,
 }
 
-/// Adds changes behind the one of the object, each of which has a revision of its own; how many. Who sees the last of them in a cache
-/// finds the object in its cache too.
-fn take_along(txn: &mut Txn, also: Vec<Also>) -> Revision {
-    let mut behind = 0;
+/// Adds changes behind the one of the object. Who sees the last of them in a cache finds the object in its cache too.
+fn take_along(txn: &mut Txn, also: Vec<Also>) {
     for Also { key, read_at, object } in also {
         txn.expect.push((Arc::clone(&key), Expect::ModRevision(read_at)));
         if let Some(object) = object {
             txn.ops.push(Op::Put { key, value: cache::encode(&object) });
-            behind += 1;
         }
     }
-    behind
 }
 
 /// A store failure as clients see it.
@@ -263,18 +261,41 @@ impl Server {
             expect: vec![(Arc::clone(&key), Expect::Absent)],
             ops: vec![Op::Put { key: Arc::clone(&key), value: value.clone() }],
         };
-        let behind = take_along(&mut txn, also);
+        take_along(&mut txn, also);
+        if services::is_service(res) {
+            services::claim(&mut txn, &services::owner(namespace, name), None, Some(object));
+        }
         match self.store.txn(txn).await.map_err(store_error)? {
-            TxnOutcome::Committed(last) => {
+            TxnOutcome::Committed { first: revision, last } => {
                 self.catch_up(last).await?;
-                let revision = last - behind;
                 Ok(Inserted::Done(shown_form(res, cache::with_revision(&value, revision), revision)))
             }
             TxnOutcome::Conflict { key: other, mod_revision } => {
                 self.see(mod_revision).await?;
-                Ok(if other == key { Inserted::Taken } else { Inserted::Stale })
+                if other == key {
+                    return Ok(Inserted::Taken);
+                }
+                self.learn_claim(&other).await?;
+                Ok(Inserted::Stale)
             }
         }
+    }
+
+    /// Notes whose an address or port is that another server has given away; nothing for any other key.
+    async fn learn_claim(&self, key: &str) -> Result<(), ApiError> {
+        let Some(claim) = services::Claim::from_key(key) else { return Ok(()) };
+        let stored = self.store.get(key).await.map_err(store_error)?;
+        self.allocator.note(claim, stored.and_then(|stored| serde_json::from_slice(&stored.value).ok()));
+        Ok(())
+    }
+
+    /// Waits until the caches show all that was acknowledged before, by other servers too.
+    ///
+    /// # Errors
+    /// What the store says; 504 when the caches do not get there.
+    pub async fn fresh(&self) -> Result<(), ApiError> {
+        let newest = self.store.revision().await.map_err(store_error)?;
+        self.catch_up(newest).await
     }
 
     /// Waits until the caches show who was faster.
@@ -348,30 +369,39 @@ impl Attempts<'_> {
         let object = self.read.take().ok_or_else(|| ApiError::internal("nothing was read before this commit"))?;
         let key = Arc::clone(&self.key);
         let kept = || Ok(Some(Changed { json: object.json_as(self.res), removed: false }));
-        let (op, value) = match change {
+        let (op, value, new) = match change {
             Change::Keep => return kept(),
             Change::Put(new) => {
-                let value = cache::encode(&stored_form(self.res, new));
+                let new = stored_form(self.res, new);
+                let value = cache::encode(&new);
                 if value == cache::encode(&object.value()) {
                     return kept();
                 }
-                (Op::Put { key, value: value.clone() }, value)
+                (Op::Put { key, value: value.clone() }, value, Some(new))
             }
-            Change::Remove(last) => (Op::Delete { key }, cache::encode(&stored_form(self.res, last))),
+            Change::Remove(last) => (Op::Delete { key }, cache::encode(&stored_form(self.res, last)), None),
         };
         let removed = matches!(op, Op::Delete { .. });
         let expect = vec![(Arc::clone(&self.key), Expect::ModRevision(object.revision))];
         let mut txn = Txn { expect, ops: vec![op] };
-        let behind = take_along(&mut txn, also);
+        take_along(&mut txn, also);
+        if services::is_service(self.res) {
+            services::claim(
+                &mut txn,
+                &services::owner(&object.namespace, self.name),
+                Some(&object.value()),
+                new.as_ref(),
+            );
+        }
         match self.server.store.txn(txn).await.map_err(store_error)? {
-            TxnOutcome::Committed(last) => {
+            TxnOutcome::Committed { first: revision, last } => {
                 self.server.catch_up(last).await?;
-                let revision = last - behind;
                 let json = shown_form(self.res, cache::with_revision(&value, revision), revision);
                 Ok(Some(Changed { json, removed }))
             }
-            TxnOutcome::Conflict { mod_revision, .. } => {
+            TxnOutcome::Conflict { key, mod_revision } => {
                 self.server.see(mod_revision).await?;
+                self.server.learn_claim(&key).await?;
                 Ok(None)
             }
         }

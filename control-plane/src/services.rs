@@ -1,15 +1,28 @@
 //! Service addresses and node ports: who has which, and what a new or changed Service gets.
 //!
-//! The stored Services are the truth: the allocator is filled from them at start and set from them again after every write, so a write
-//! that failed half-way leaks nothing. Upstream counterpart: `pkg/registry/core/service/{storage,ipallocator,portallocator}`.
+//! The stored Services are the truth: the allocator is filled from them and follows them, so a write that failed half-way leaks nothing.
+//! What it says is a proposal. An address or port is had by whose transaction stores its claim, a key of its own beside the Service, so two
+//! servers over one store never give it away twice. Upstream counterpart: `pkg/registry/core/service/{storage,ipallocator,portallocator}`;
+//! there the claims are IPAddress objects and a bitmap.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
-use keelson_kinds::{ApiError, FieldError};
+use keelson_kinds::{ApiError, FieldError, Resource, lookup};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{EventKind, Filter, Hub};
+use crate::server::Server;
+use crate::store::{Expect, KeyValue, Op, Revision, Store, StoreError, Txn, TxnOutcome};
+
+/// Below this are the claims of addresses and ports; beside upstream's keys of the same purpose.
+const CLAIMS: &str = "/registry/ranges/";
+const ADDRESS_CLAIMS: &str = "/registry/ranges/serviceips/";
+const PORT_CLAIMS: &str = "/registry/ranges/servicenodeports/";
 
 /// Largest part of a range that automatic allocation leaves to addresses chosen by people; upstream's bound.
 const MAX_STATIC_BAND: u128 = 256;
@@ -72,6 +85,131 @@ fn node_ports(spec: &Value) -> Vec<(u16, String)> {
     all
 }
 
+/// Whether objects of a kind get addresses.
+#[must_use]
+pub fn is_service(res: &Resource) -> bool {
+    res.group.is_empty() && res.plural == "services"
+}
+
+/// How a Service is called as an owner.
+#[must_use]
+pub fn owner(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+/// An address or port that one Service can have.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Claim {
+    /// A cluster address.
+    Address(IpAddr),
+    /// A node port of a protocol.
+    Port(u16, String),
+}
+
+impl Claim {
+    fn key(&self) -> Arc<str> {
+        match self {
+            Self::Address(address) => format!("{ADDRESS_CLAIMS}{address}").into(),
+            Self::Port(port, protocol) => format!("{PORT_CLAIMS}{protocol}/{port}").into(),
+        }
+    }
+
+    /// The claim that is stored at a key, if one is.
+    #[must_use]
+    pub fn from_key(key: &str) -> Option<Self> {
+        if let Some(address) = key.strip_prefix(ADDRESS_CLAIMS) {
+            return address.parse().ok().map(Self::Address);
+        }
+        let (protocol, port) = key.strip_prefix(PORT_CLAIMS)?.split_once('/')?;
+        Some(Self::Port(port.parse().ok()?, protocol.to_owned()))
+    }
+
+    fn all(service: &Value) -> BTreeSet<Self> {
+        let spec = &service["spec"];
+        let ports = node_ports(spec).into_iter().map(|(port, protocol)| Self::Port(port, protocol));
+        addresses(spec).map(Self::Address).chain(ports).collect()
+    }
+}
+
+/// Adds to a transaction that changes a Service what it claims anew and gives up; a claim of somebody else is a conflict.
+pub fn claim(txn: &mut Txn, owner: &str, old: Option<&Value>, new: Option<&Value>) {
+    let (old, new) = (old.map(Claim::all).unwrap_or_default(), new.map(Claim::all).unwrap_or_default());
+    for claim in new.difference(&old) {
+        txn.expect.push((claim.key(), Expect::Absent));
+        txn.ops.push(Op::Put { key: claim.key(), value: json!(owner).to_string().into() });
+    }
+    txn.ops.extend(old.difference(&new).map(|claim| Op::Delete { key: claim.key() }));
+}
+
+/// Brings the claims in line with the stored Services: makes those of Services from before there were claims, and drops what nobody owns.
+///
+/// # Errors
+/// What the store says.
+pub async fn repair_claims(store: &dyn Store, hub: &Hub) -> Result<(), StoreError> {
+    let Some(res) = lookup("", "v1", "services") else { return Ok(()) };
+    let Some(cache) = hub.cache(res) else { return Ok(()) };
+    let stored: Vec<KeyValue> = store.range(CLAIMS, None, None, 0).await?.items;
+    let mut claims: BTreeMap<&str, &KeyValue> = stored.iter().map(|item| (&*item.key, item)).collect();
+    for service in cache.list(res.storage_prefix, None, &Filter::default(), 0).objects {
+        let owner = owner(&service.namespace, &service.name);
+        let mut txn =
+            Txn { expect: vec![(Arc::clone(&service.key), Expect::ModRevision(service.revision))], ops: vec![] };
+        for claim in Claim::all(&service.value()) {
+            let key = claim.key();
+            match claims.remove(&*key).map(|item| serde_json::from_slice::<String>(&item.value).unwrap_or_default()) {
+                None => {
+                    txn.expect.push((Arc::clone(&key), Expect::Absent));
+                    txn.ops.push(Op::Put { key, value: json!(owner).to_string().into() });
+                }
+                Some(other) if other != owner => {
+                    tracing::error!(service = %owner, %other, %key, "two Services have the same address or port");
+                }
+                Some(_) => {}
+            }
+        }
+        commit_repair(store, txn).await?;
+    }
+    for (key, item) in claims {
+        let Ok(owner) = serde_json::from_slice::<String>(&item.value) else { continue };
+        let Some((namespace, name)) = owner.split_once('/') else { continue };
+        let service: Arc<str> = res.key(namespace, name).into();
+        // A Service that is there may have got it just now.
+        let expect = vec![(service, Expect::Absent), (Arc::clone(&item.key), Expect::ModRevision(item.mod_revision))];
+        commit_repair(store, Txn { expect, ops: vec![Op::Delete { key: key.into() }] }).await?;
+    }
+    Ok(())
+}
+
+async fn commit_repair(store: &dyn Store, txn: Txn) -> Result<(), StoreError> {
+    if !txn.ops.is_empty()
+        && let TxnOutcome::Conflict { key, .. } = store.txn(txn).await?
+    {
+        tracing::debug!(%key, "a claim changed while it was looked at");
+    }
+    Ok(())
+}
+
+/// Keeps the allocator in line with the stored Services, whoever writes them, until the server stops.
+pub async fn follow(server: Arc<Server>, shutdown: CancellationToken) {
+    let Some(cache) = lookup("", "v1", "services").and_then(|res| server.hub.cache(res)) else { return };
+    let work = async {
+        loop {
+            // The objects at its start are filled in as well: what was before may have been missed.
+            let Ok(mut watcher) = cache.watch(None, Arc::new(Filter::default())) else { return };
+            let initial = std::mem::take(&mut watcher.initial);
+            let services: Vec<_> = initial.iter().map(|o| (owner(&o.namespace, &o.name), o.value())).collect();
+            server.allocator.fill(watcher.revision, &services);
+            while let Some((kind, event)) = watcher.next().await {
+                let object = &event.object;
+                let present = (kind != EventKind::Deleted).then(|| object.value());
+                server.allocator.settle(&owner(&object.namespace, &object.name), present.as_ref());
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    shutdown.run_until_cancelled(work).await;
+}
+
 impl Allocator {
     /// With nothing taken.
     #[must_use]
@@ -96,6 +234,26 @@ impl Allocator {
         }
         for port in node_ports(spec) {
             taken.ports.insert(port, owner.to_owned());
+        }
+    }
+
+    /// Forgets everything and takes what these Services have.
+    pub fn fill(&self, revision: Revision, services: &[(String, Value)]) {
+        *self.taken.lock() = Taken::default();
+        for (owner, service) in services {
+            self.settle(owner, Some(service));
+        }
+        tracing::debug!(revision, services = services.len(), "the allocator of service addresses was filled");
+    }
+
+    /// Takes note of who has something; of nobody when that is not known any more.
+    pub fn note(&self, claim: Claim, owner: Option<String>) {
+        let mut taken = self.taken.lock();
+        match (claim, owner) {
+            (Claim::Address(address), Some(owner)) => drop(taken.addresses.insert(address, owner)),
+            (Claim::Address(address), None) => drop(taken.addresses.remove(&address)),
+            (Claim::Port(port, protocol), Some(owner)) => drop(taken.ports.insert((port, protocol), owner)),
+            (Claim::Port(port, protocol), None) => drop(taken.ports.remove(&(port, protocol))),
         }
     }
 

@@ -48,6 +48,9 @@ pub async fn dispatch(call: Call) -> Result<Response<Body>, ApiError> {
     if !call.res.stored() {
         return review::create(&call).await;
     }
+    if call.server.store.shared() && wants_the_newest(&call) {
+        call.server.fresh().await?;
+    }
     match (call.verb, call.subresource.as_str()) {
         (_, "scale") => subresource::scale(&call).await,
         ("create", "binding") => subresource::bind(&call).await,
@@ -64,6 +67,11 @@ pub async fn dispatch(call: Call) -> Result<Response<Body>, ApiError> {
         ("deletecollection", "") => delete::collection(&call).await,
         _ => Err(ApiError::method_not_allowed(call.res, call.verb)),
     }
+}
+
+/// Whether a request has to see all that was acknowledged before it, also by other servers: all but reads that name a revision.
+fn wants_the_newest(call: &Call) -> bool {
+    !matches!(call.verb, "get" | "list" | "watch") || call.query.get("resourceVersion").is_empty()
 }
 
 /// The `dryRun` parameter.

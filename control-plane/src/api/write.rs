@@ -17,19 +17,10 @@ use crate::custom;
 use crate::http::Call;
 use crate::http::body::Body;
 use crate::server::{Change, Inserted, MAX_CONFLICTS, Server};
+use crate::services::{is_service, owner};
 
 /// Tries with another suffix when a generated name is taken; upstream's number.
 const NAME_ATTEMPTS: usize = 8;
-
-/// Whether objects of a kind get addresses.
-#[must_use]
-pub fn is_service(res: &Resource) -> bool {
-    res.group.is_empty() && res.plural == "services"
-}
-
-fn owner(namespace: &str, name: &str) -> String {
-    format!("{namespace}/{name}")
-}
 
 impl Server {
     /// Brings the allocator in line with the stored Service after a write, successful or not.
@@ -107,14 +98,17 @@ async fn create_decoded(call: &Call, decoded: decode::Decoded) -> Result<Respons
 async fn store_new(request: &Request<'_>, object: &mut Value) -> Result<Option<Bytes>, ApiError> {
     let (call, server) = (request.call, &request.call.server);
     let taken = || server.get(call.res, request.namespace, request.name).is_some();
-    if is_service(call.res) {
-        if taken() {
-            return Ok(None);
-        }
-        server.allocator.allocate(&owner(request.namespace, request.name), object)?;
-    }
     let _turn = quota::turn(request).await;
+    let asked = is_service(call.res).then(|| object.clone());
     for _ in 0..MAX_CONFLICTS {
+        if let Some(asked) = &asked {
+            if taken() {
+                return Ok(None);
+            }
+            // Again after a conflict: another server may have given the same address away.
+            asked.clone_into(object);
+            server.allocator.allocate(&owner(request.namespace, request.name), object)?;
+        }
         let mut also = quota::charge(request, object)?;
         also.extend(custom::guard(server, call.res)?);
         if request.dry_run {

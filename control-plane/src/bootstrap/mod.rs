@@ -2,6 +2,8 @@
 //!
 //! Upstream counterparts: `pkg/controlplane/controller/{systemnamespaces,kubernetesservice}`, the RBAC post-start hook.
 
+pub mod servers;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use tokio::time::Instant;
 use crate::api::Fresh;
 use crate::auth::defaults;
 use crate::cache::{Filter, Watcher};
-use crate::server::{Change, Server};
+use crate::server::{Change, Inserted, MAX_CONFLICTS, Server};
 
 /// Upstream's system namespaces.
 const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
@@ -106,12 +108,18 @@ async fn ensure(server: &Arc<Server>, res: &Resource, namespace: &str, object: V
         object["metadata"]["namespace"] = json!(namespace);
     }
     write::create(res, &mut object, &fresh.context(namespace))?;
-    if crate::api::write::is_service(res) {
-        server.allocator.allocate(&format!("{namespace}/{name}"), &mut object)?;
+    for _ in 0..MAX_CONFLICTS {
+        let mut attempt = object.clone();
+        if crate::services::is_service(res) {
+            server.allocator.allocate(&format!("{namespace}/{name}"), &mut attempt)?;
+        }
+        let inserted = server.insert(res, namespace, &name, &attempt, Vec::new()).await;
+        server.settle_service(res, namespace, &name);
+        if !matches!(inserted?, Inserted::Stale) {
+            return Ok(());
+        }
     }
-    server.insert(res, namespace, &name, &object, Vec::new()).await?;
-    server.settle_service(res, namespace, &name);
-    Ok(())
+    Err(ApiError::modified(res, &name))
 }
 
 /// Creates the object, or brings the fields `wanted` names up to date.
@@ -131,7 +139,7 @@ async fn converge(server: &Arc<Server>, res: &Resource, wanted: Value, fields: &
         .map(drop)
 }
 
-/// `default/kubernetes`: Service at the first address, endpoints at this server.
+/// `default/kubernetes`: Service at the first address, endpoints at this server and the others over the same store.
 async fn kubernetes_service(server: &Arc<Server>) -> Result<(), ApiError> {
     let address = server.config.advertise_address;
     let port = server.config.secure_port;
@@ -149,11 +157,13 @@ async fn kubernetes_service(server: &Arc<Server>) -> Result<(), ApiError> {
         tracing::warn!(%address, "the advertise address is a loopback address: the kubernetes Service has no endpoints");
         return Ok(());
     }
+    let servers = server.others.with(address);
+    let ready = |ip: &std::net::IpAddr| json!({"addresses": [ip.to_string()], "conditions": {"ready": true}});
     if let Some(res) = lookup("", "v1", "endpoints") {
         let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints",
             "metadata": {"name": "kubernetes", "namespace": "default",
                 "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}},
-            "subsets": [{"addresses": [{"ip": address.to_string()}],
+            "subsets": [{"addresses": servers.iter().map(|ip| json!({"ip": ip.to_string()})).collect::<Vec<_>>(),
                 "ports": [{"name": "https", "port": port, "protocol": "TCP"}]}]});
         converge(server, res, endpoints, &["subsets"]).await?;
     }
@@ -162,7 +172,7 @@ async fn kubernetes_service(server: &Arc<Server>) -> Result<(), ApiError> {
             "metadata": {"name": "kubernetes", "namespace": "default",
                 "labels": {"kubernetes.io/service-name": "kubernetes"}},
             "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
-            "endpoints": [{"addresses": [address.to_string()], "conditions": {"ready": true}}],
+            "endpoints": servers.iter().map(ready).collect::<Vec<_>>(),
             "ports": [{"name": "https", "port": port, "protocol": "TCP"}]});
         converge(server, res, slice, &["endpoints", "ports"]).await?;
     }

@@ -11,6 +11,8 @@
 mod derived;
 mod filter;
 mod object;
+#[cfg(test)]
+mod tests;
 mod watch_cache;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -91,8 +93,9 @@ impl std::fmt::Debug for Hub {
     }
 }
 
-/// The pause before the log is watched again after a failure.
+/// The pause before the log is watched again after a failure, doubled up to [`REWATCH_DELAY_MAX`] while it goes on.
 const REWATCH_DELAY: Duration = Duration::from_millis(100);
+const REWATCH_DELAY_MAX: Duration = Duration::from_secs(2);
 
 impl Hub {
     /// Loads every stored kind and starts to follow the log.
@@ -204,21 +207,62 @@ impl Hub {
 
     async fn follow(&self, loaded: Revision) {
         let mut next = loaded + 1;
+        let mut pause = REWATCH_DELAY;
         loop {
-            match self.store.watch(next).await {
+            let failed = match self.store.watch(next).await {
                 Ok(mut stream) => {
                     while let Some(batch) = stream.next().await {
                         let _nothing_is_loaded = self.feeding.lock().await;
                         if let Some(last) = self.apply(&batch, next) {
                             next = last + 1;
+                            pause = REWATCH_DELAY;
                         }
                     }
+                    None
                 }
                 Err(StoreError::Closed) => return,
-                Err(error) => tracing::error!(%error, "cannot follow the store's log"),
+                // Away for longer than the log is kept: what happened between is not known any more.
+                Err(StoreError::Compacted { .. }) => match self.reload().await {
+                    Ok(revision) => {
+                        tracing::warn!(
+                            missed_from = next,
+                            revision,
+                            "the log was compacted; the caches were loaded anew"
+                        );
+                        next = revision + 1;
+                        continue;
+                    }
+                    Err(error) => Some(error),
+                },
+                Err(error) => Some(error),
+            };
+            if let Some(error) = failed {
+                tracing::error!(%error, revision = next - 1, "cannot follow the store's log; reads show this revision");
             }
-            tokio::time::sleep(REWATCH_DELAY).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(REWATCH_DELAY_MAX);
         }
+    }
+
+    /// Loads every cache anew at one revision, which is then applied; watchers have to begin again.
+    async fn reload(&self) -> Result<Revision, StoreError> {
+        let _nothing_moves = self.feeding.lock().await;
+        let revision = self.store.revision().await?;
+        let caches = self.caches();
+        let mut loaded = Vec::with_capacity(caches.len());
+        for (prefix, cache) in &*caches {
+            loaded.push((cache, self.store.range(prefix, None, Some(revision), 0).await?));
+        }
+        for (cache, page) in loaded {
+            cache.reload(revision, &page.items);
+        }
+        self.applied.store(revision, Ordering::Release);
+        self.progress.send_replace(revision);
+        if let Some(listener) = self.listener.get() {
+            let namespaces: BTreeSet<String> = caches.values().flat_map(|cache| cache.namespaces()).collect();
+            namespaces.iter().for_each(|namespace| listener(namespace));
+        }
+        Ok(revision)
     }
 
     fn apply(&self, batch: &[Event], next: Revision) -> Option<Revision> {

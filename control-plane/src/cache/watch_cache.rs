@@ -1,6 +1,6 @@
 //! One kind's objects, the window of its last changes, and its watchers.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -176,28 +176,21 @@ impl WatchCache {
         revision: Revision,
         items: &[KeyValue],
     ) -> Self {
-        let mut objects = BTreeMap::new();
-        for item in items {
-            match object::decode(resource, &item.key, &item.value, item.mod_revision, EventKind::Added) {
-                Ok((object, _)) => {
-                    objects.insert(Arc::clone(&item.key), Arc::new(object));
-                }
-                Err(error) => tracing::error!(%error, "an object was left out"),
-            }
-        }
-        Self {
-            resource,
-            applied,
-            state: RwLock::new(State {
-                objects,
-                window: VecDeque::new(),
-                window_bytes: 0,
-                window_start: revision,
-                last: revision,
-                watchers: Vec::new(),
-                closed: false,
-            }),
-        }
+        Self { resource, applied, state: RwLock::new(State::new(resource, revision, items)) }
+    }
+
+    /// Shows what the store has at `revision`, of whose way there nothing is known; ends every watch.
+    pub(super) fn reload(&self, revision: Revision, items: &[KeyValue]) {
+        let mut fresh = State::new(self.resource, revision, items);
+        let mut state = self.state.write();
+        fresh.closed = state.closed;
+        *state = fresh;
+    }
+
+    /// The namespaces with objects.
+    pub(super) fn namespaces(&self) -> BTreeSet<String> {
+        let state = self.state.read();
+        state.objects.values().filter(|o| !o.namespace.is_empty()).map(|o| o.namespace.to_string()).collect()
     }
 
     /// The kind.
@@ -289,7 +282,7 @@ impl WatchCache {
                 return Err(WatchError::TooOld { wanted, oldest: state.window_start });
             }
             Some(wanted) => {
-                let first = state.window.partition_point(|event| event.revision <= wanted);
+                let first = state.first_after(wanted);
                 for event in state.window.range(first..) {
                     if let Some(kind) = filter.transition(event.previous.as_deref(), event) {
                         backlog.push_back((kind, Arc::clone(event)));
@@ -343,6 +336,35 @@ impl WatchCache {
 }
 
 impl State {
+    fn new(resource: &Resource, revision: Revision, items: &[KeyValue]) -> Self {
+        let mut objects = BTreeMap::new();
+        for item in items {
+            match object::decode(resource, &item.key, &item.value, item.mod_revision, EventKind::Added) {
+                Ok((object, _)) => {
+                    objects.insert(Arc::clone(&item.key), Arc::new(object));
+                }
+                Err(error) => tracing::error!(%error, "an object was left out"),
+            }
+        }
+        Self {
+            objects,
+            window: VecDeque::new(),
+            window_bytes: 0,
+            window_start: revision,
+            last: revision,
+            watchers: Vec::new(),
+            closed: false,
+        }
+    }
+
+    /// The first event in the window that somebody who has seen `wanted` may lack. Who was cut off between two events of one revision
+    /// knows it from the first of them, so the others come again.
+    fn first_after(&self, wanted: Revision) -> usize {
+        let first = self.window.partition_point(|event| event.revision < wanted);
+        let known = self.window.get(first).is_some_and(|event| event.revision == wanted);
+        first + usize::from(known)
+    }
+
     fn put(&mut self, object: Object, natural: Bytes) -> Arc<CacheEvent> {
         let previous = self.objects.remove(&object.key);
         let kind = if previous.is_some() { EventKind::Modified } else { EventKind::Added };
@@ -404,9 +426,12 @@ impl State {
             if keep {
                 break;
             }
-            self.window_bytes -= oldest.line.len();
-            self.window_start = oldest.revision;
-            self.window.pop_front();
+            // A revision goes whole.
+            let revision = oldest.revision;
+            self.window_start = revision;
+            while let Some(gone) = self.window.pop_front_if(|event| event.revision == revision) {
+                self.window_bytes -= gone.line.len();
+            }
         }
     }
 }

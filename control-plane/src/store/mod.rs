@@ -2,6 +2,7 @@
 //!
 //! Invariants every implementation keeps (the conformance tests in [`conformance`] check them against the trait):
 //! - revisions only grow, also across restarts and crashes;
+//! - a transaction takes one revision for all its changes (etcd) or one for each (`SQLite`); its changes are next to each other in the log;
 //! - a transaction that was acknowledged survives kill -9 and power loss;
 //! - a change is published to watchers only after it is durable, in revision order, without gaps or repeats;
 //! - a group of transactions that fails to commit fails whole, and no watcher sees any of it.
@@ -10,6 +11,7 @@
 
 #[cfg(test)]
 mod conformance;
+mod etcd;
 mod sqlite;
 mod writer;
 
@@ -20,6 +22,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
+pub use etcd::{DEFAULT_PREFIX, EtcdConfig, EtcdStore};
 pub use sqlite::SqliteStore;
 
 /// A position in the log. The first write has revision 2, so that an empty store answers lists with the valid revision 1.
@@ -78,15 +81,20 @@ pub enum Op {
 pub struct Txn {
     /// Keys and what must hold of them.
     pub expect: Vec<(Arc<str>, Expect)>,
-    /// Changes, each of which may take a revision of its own.
+    /// Changes, each of a key of its own; each may take a revision of its own. etcd takes at most 128 by default.
     pub ops: Vec<Op>,
 }
 
 /// How a transaction ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TxnOutcome {
-    /// Applied and durable; the revision of its last change.
-    Committed(Revision),
+    /// Applied and durable. Both are the present revision when there was nothing to change.
+    Committed {
+        /// The revision of its first change.
+        first: Revision,
+        /// The revision of its last change; the same as the first's where a transaction has one revision.
+        last: Revision,
+    },
     /// An expectation did not hold: the key and its present revision, if it exists.
     Conflict {
         /// The key whose expectation failed.
@@ -99,9 +107,9 @@ pub enum TxnOutcome {
 /// One change in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Revision of the change.
+    /// Revision of the change; changes of one transaction may share it and are in one batch then.
     pub revision: Revision,
-    /// The changed key.
+    /// The changed key; empty for a change of what is not ours, told because it took a revision.
     pub key: Arc<str>,
     /// The new value, `None` when the key was deleted.
     pub value: Option<Bytes>,
@@ -118,6 +126,17 @@ pub enum StoreError {
         /// What the database said.
         reason: String,
     },
+    /// A server of the store, or what is needed to reach it, cannot be used. Not retryable.
+    #[error("cannot use etcd at {endpoint}: {reason}")]
+    Endpoint {
+        /// Its address.
+        endpoint: String,
+        /// Why.
+        reason: String,
+    },
+    /// The store was asked to write and gave no answer: it may have happened. Retryable, as a conflict tells then.
+    #[error("the store did not say whether it wrote: {0}")]
+    Unknown(String),
     /// The group of writes could not be made durable; nothing of it happened. Retryable.
     #[error("cannot commit to the store: {0}; nothing was written, the write may be retried")]
     Commit(String),
@@ -159,7 +178,7 @@ impl StoreError {
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn retryable(&self) -> bool {
-        matches!(self, Self::Commit(_) | Self::Read(_) | Self::Future { .. })
+        matches!(self, Self::Commit(_) | Self::Unknown(_) | Self::Read(_) | Self::Future { .. })
     }
 }
 
@@ -188,6 +207,11 @@ impl WatchStream {
 
 /// The seam between the API server and what keeps its objects.
 pub trait Store: Send + Sync + 'static {
+    /// Whether other servers may write to it as well.
+    fn shared(&self) -> bool {
+        false
+    }
+
     /// The newest durable revision.
     fn revision(&self) -> BoxFuture<'_, Result<Revision, StoreError>>;
 
@@ -209,6 +233,7 @@ pub trait Store: Send + Sync + 'static {
     /// Every change with a revision of `from` or later.
     fn watch(&self, from: Revision) -> BoxFuture<'_, Result<WatchStream, StoreError>>;
 
-    /// Forgets what was overwritten or deleted before `revision`, which stays readable itself.
+    /// Forgets what was overwritten or deleted before `revision`, which stays readable itself. Of several servers that ask within an
+    /// interval one does it.
     fn compact(&self, revision: Revision) -> BoxFuture<'_, Result<(), StoreError>>;
 }

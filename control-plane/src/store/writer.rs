@@ -166,6 +166,7 @@ impl Writer {
                 return Ok(TxnOutcome::Conflict { key: Arc::clone(key), mod_revision: present });
             }
         }
+        let mut first = None;
         for op in &txn.ops {
             let (key, value) = match op {
                 Op::Put { key, value } => (key, Some(value)),
@@ -177,12 +178,13 @@ impl Writer {
                 }
             };
             *revision += 1;
+            first.get_or_insert(*revision);
             self.connection
                 .prepare_cached("INSERT INTO log (rev, key, value) VALUES (?1, ?2, ?3)")?
                 .execute(params![revision.cast_signed(), key.as_ref(), value.map(AsRef::<[u8]>::as_ref)])?;
             events.push(Event { revision: *revision, key: Arc::clone(key), value: value.cloned() });
         }
-        Ok(TxnOutcome::Committed(*revision))
+        Ok(TxnOutcome::Committed { first: first.unwrap_or(*revision), last: *revision })
     }
 
     fn present_revision(&self, key: &str) -> rusqlite::Result<Option<Revision>> {

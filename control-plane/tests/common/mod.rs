@@ -14,6 +14,7 @@ use keelson_control_plane::http::body::Body;
 use keelson_control_plane::pki::token::TokenKeys;
 use keelson_control_plane::run;
 use keelson_control_plane::server::{Config, Server};
+use keelson_control_plane::store::Store;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -68,15 +69,20 @@ impl Api {
     }
 
     async fn open(folder: tempfile::TempDir) -> Self {
-        let stop = CancellationToken::new();
         let store = run::open_store(folder.path()).unwrap();
+        Self::over(store, config(), folder).await
+    }
+
+    /// A server over a store of the caller's.
+    pub async fn over(store: Arc<dyn Store>, config: Config, folder: tempfile::TempDir) -> Self {
+        let stop = CancellationToken::new();
         let key = folder.path().join("sa.key");
         if !key.exists() {
             let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
             std::fs::write(&key, pair.serialize_pem()).unwrap();
         }
         let tokens = TokenKeys::from_pem(&std::fs::read_to_string(key).unwrap()).unwrap();
-        let server = run::start(config(), store, tokens, None, stop.clone()).await.unwrap();
+        let server = run::start(config, store, tokens, None, stop.clone()).await.unwrap();
         Self { server, folder: Some(folder), stop }
     }
 
