@@ -14,7 +14,7 @@ use keelson_control_plane::http::tls::Listener;
 use keelson_control_plane::pki::{self, Authority, Pki, Subject};
 use keelson_control_plane::run;
 use keelson_control_plane::server::Config;
-use keelson_control_plane::store::Store;
+use keelson_control_plane::store::{Store, backup};
 use keelson_controllers as controllers;
 use kube::Client;
 use kube_common::notify::{self, Progress};
@@ -51,6 +51,10 @@ enum Command {
     Serve(Box<Serve>),
     /// Issues a client certificate and writes a kubeconfig with it; works while no server runs.
     Kubeconfig(Kubeconfig),
+    /// Copies the SQLite store to a file, also while the server runs. Certificates are not in it: copy DIR/pki beside.
+    Backup(Backup),
+    /// Brings a copy back into a data folder without a store.
+    Restore(Restore),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -132,6 +136,26 @@ struct Kubeconfig {
     out: PathBuf,
 }
 
+#[derive(Args)]
+struct Backup {
+    /// Folder of the store.
+    #[arg(long, default_value = "/var/lib/keelson/control-plane")]
+    data_dir: PathBuf,
+    /// File to make, with mode 0600.
+    #[arg(long)]
+    to: PathBuf,
+}
+
+#[derive(Args)]
+struct Restore {
+    /// Folder that gets the store.
+    #[arg(long, default_value = "/var/lib/keelson/control-plane")]
+    data_dir: PathBuf,
+    /// What `backup` made.
+    #[arg(long)]
+    from: PathBuf,
+}
+
 fn port_range(text: &str) -> Result<(u16, u16), String> {
     let (first, last) = text.split_once('-').ok_or("expected FIRST-LAST, for instance 30000-32767")?;
     let number = |s: &str| s.trim().parse::<u16>().map_err(|e| format!("{s}: {e}"));
@@ -160,6 +184,17 @@ fn run_command() -> anyhow::Result<()> {
     raise_file_limit();
     match cli.command {
         Command::Kubeconfig(args) => issue(&args),
+        Command::Backup(args) => {
+            let revision = backup::backup(&args.data_dir.join(run::STORE_FILE), &args.to)?;
+            println!("{} holds the store at revision {revision}", args.to.display());
+            Ok(())
+        }
+        Command::Restore(args) => {
+            run::make_data_dir(&args.data_dir)?;
+            let revision = backup::restore(&args.from, &args.data_dir.join(run::STORE_FILE))?;
+            println!("the store in {} goes on at revision {revision}", args.data_dir.display());
+            Ok(())
+        }
         Command::Serve(args) => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             runtime.block_on(serve(*args))

@@ -9,6 +9,7 @@
 //!
 //! Upstream counterpart: `k8s.io/apiserver/pkg/storage/etcd3`.
 
+pub mod backup;
 #[cfg(test)]
 mod conformance;
 mod etcd;

@@ -22,7 +22,7 @@ use super::{
 /// Commands that may wait for the writer; more and callers wait in turn.
 const COMMAND_QUEUE: usize = 1024;
 /// Layout version in `PRAGMA user_version`.
-const SCHEMA_VERSION: i64 = 1;
+pub(super) const SCHEMA_VERSION: i64 = 1;
 /// The revision of a store nothing was written to.
 pub(super) const FIRST_REVISION: Revision = 1;
 
@@ -120,7 +120,7 @@ fn prepare(connection: &Connection) -> Result<(), String> {
 }
 
 /// The last revision survives compaction of a deleted last key because `position` records it too.
-fn positions(connection: &Connection) -> rusqlite::Result<(Revision, Revision)> {
+pub(super) fn positions(connection: &Connection) -> rusqlite::Result<(Revision, Revision)> {
     let (recorded, compacted): (i64, i64) =
         connection.query_row("SELECT revision, compacted FROM position", [], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let newest: Option<i64> = connection.query_row("SELECT max(rev) FROM log", [], |row| row.get(0))?;
