@@ -9,16 +9,17 @@
 //! Upstream counterpart: `client-go/tools/leaderelection` with the defaults of `component-base/config`.
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::{FutureExt, TryStreamExt};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::PostParams;
+use kube::api::{PostParams, WatchEvent, WatchParams};
 use kube::client::Body;
 use kube::{Api, Client};
 use parking_lot::Mutex;
@@ -119,12 +120,18 @@ impl Elector {
         self.seen = lease;
     }
 
+    /// What is to be done about the lease that was seen last.
+    fn action(&self) -> Action {
+        let spec = self.seen.as_ref().map(|lease| lease.spec.clone().unwrap_or_default());
+        decide(spec.as_ref(), self.since, Instant::now(), &self.election.identity)
+    }
+
     /// One try to take the lease, or with `leading` to keep it; whether it is ours now.
     async fn attempt(&mut self, leading: bool) -> Result<bool, kube::Error> {
         let found = self.leases.get_opt(self.election.name).await?;
         self.note(found);
         let spec = self.seen.as_ref().map(|lease| lease.spec.clone().unwrap_or_default());
-        match decide(spec.as_ref(), self.since, Instant::now(), &self.election.identity) {
+        match self.action() {
             Action::Wait(left) => {
                 let holder = spec.and_then(|spec| spec.holder_identity);
                 debug!(lease = self.election.name, ?holder, ?left, "somebody else leads");
@@ -163,11 +170,39 @@ impl Elector {
             let begun = Instant::now();
             match tokio::time::timeout(RENEW_DEADLINE, self.attempt(false)).await {
                 Ok(Ok(true)) => return begun,
-                Ok(Ok(false)) => {}
+                Ok(Ok(false)) => match self.follow().await {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(error) => debug!(lease = self.election.name, %error, "the lease cannot be followed"),
+                },
                 Ok(Err(error)) => debug!(lease = self.election.name, %error, "the lease cannot be had"),
                 Err(_) => debug!(lease = self.election.name, "no answer about the lease"),
             }
-            tokio::time::sleep(RETRY_PERIOD).await;
+            let pause = if let Action::Wait(left) = self.action() { left.min(RETRY_PERIOD) } else { RETRY_PERIOD };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Watches what another holder does with the lease: a look every [`RETRY_PERIOD`] would see its last sign of life that much later, and
+    /// the next would lead that much later. True once the lease was given back or ran out; false when it cannot be watched any more.
+    async fn follow(&mut self) -> Result<bool, kube::Error> {
+        let version = self.seen.as_ref().and_then(|lease| lease.metadata.resource_version.clone());
+        let params = WatchParams::default().fields(&format!("metadata.name={}", self.election.name));
+        let version = version.unwrap_or_default();
+        let opening = tokio::time::timeout(RETRY_PERIOD, self.leases.watch(&params, &version)).await;
+        let Ok(events) = opening else { return Ok(false) };
+        let mut events = pin!(events?);
+        loop {
+            let Action::Wait(left) = self.action() else { return Ok(true) };
+            match tokio::time::timeout(left, events.try_next()).await {
+                // The time is over: the next look at the lease itself decides.
+                Err(_) => return Ok(true),
+                Ok(event) => match event? {
+                    Some(WatchEvent::Added(lease) | WatchEvent::Modified(lease)) => self.note(Some(lease)),
+                    Some(WatchEvent::Bookmark(_)) => {}
+                    Some(WatchEvent::Deleted(_) | WatchEvent::Error(_)) | None => return Ok(false),
+                },
+            }
         }
     }
 
@@ -235,10 +270,15 @@ impl Service<http::Request<Body>> for Gate {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let Self { inner, lost, until } = self.clone();
         async move {
-            if Instant::now() >= *until.lock() {
-                return Err(Lost.into());
-            }
-            lost.run_until_cancelled(inner.send(request)).await.map_or_else(|| Err(Lost.into()), |answer| Ok(answer?))
+            let mut sending = pin!(inner.send(request));
+            // Before each step, not only the first: a process that slept in the middle of a request does not go on with it.
+            let steps = std::future::poll_fn(|context| {
+                if Instant::now() >= *until.lock() {
+                    return Poll::Ready(Err(tower::BoxError::from(Lost)));
+                }
+                sending.as_mut().poll(context).map_err(tower::BoxError::from)
+            });
+            lost.run_until_cancelled(steps).await.unwrap_or_else(|| Err(Lost.into()))
         }
         .boxed()
     }
@@ -292,7 +332,39 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_slept_past_the_lease_does_not_go_on() {
+        let written = Arc::new(AtomicBool::new(false));
+        let service = tower::service_fn({
+            let written = Arc::clone(&written);
+            move |_: http::Request<Body>| {
+                let written = Arc::clone(&written);
+                async move {
+                    // Longer than the lease: as if the process had been stopped here.
+                    tokio::time::sleep(LEASE_DURATION * 2).await;
+                    written.store(true, Ordering::Relaxed);
+                    Ok::<_, std::io::Error>(http::Response::new(Body::empty()))
+                }
+            }
+        });
+        let gate = Gate {
+            inner: Client::new(service, "default"),
+            lost: CancellationToken::new(),
+            until: Arc::new(Mutex::new(Instant::now() + LEASE_DURATION)),
+        };
+        let request = || http::Request::new(Body::empty());
+        let failed = gate.clone().call(request()).await.unwrap_err();
+        assert!(failed.is::<Lost>(), "{failed}");
+        assert!(!written.load(Ordering::Relaxed), "it went on");
+        assert!(gate.clone().call(request()).await.unwrap_err().is::<Lost>(), "nor does a new one begin");
+        gate.open_until(Instant::now() + LEASE_DURATION * 3);
+        gate.clone().call(request()).await.unwrap();
+        assert!(written.load(Ordering::Relaxed));
+    }
 
     fn spec(holder: &str, seconds: i32) -> LeaseSpec {
         LeaseSpec {

@@ -99,7 +99,8 @@ async fn the_next_leads_when_the_leader_is_killed_and_at_once_when_it_ends() -> 
     let killed = Instant::now();
     held_by(&client, "b").await?;
     let took = killed.elapsed();
-    assert!(took <= LEASE_DURATION + Duration::from_secs(5), "the next led after {took:?}");
+    // The lease counts from its last renewal, before the end; what is more is for a busy machine.
+    assert!(took <= LEASE_DURATION + Duration::from_secs(2), "the next led after {took:?}");
     works(&space, "second").await?;
     let began = times(&log, "b", "began")[0];
     assert!(began.duration_since(killed) > Duration::from_secs(10), "it did not wait for the lease to run out");
