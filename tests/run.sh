@@ -123,7 +123,8 @@ test_programs() {
 # Unpacks a package of the distribution into a folder, unless it is there. The suites skip what is not.
 fetch_package() {
     [ "${install:-yes}" = yes ] && [ ! -d "$2/usr" ] && mkdir -p "$2" || return 0
-    (cd "$2" && apt-get download -q "$1" >/dev/null 2>&1 && dpkg -x ./*.deb . && rm -f ./*.deb) || true
+    # A new machine may have no lists of packages yet, or old ones.
+    (cd "$2" && { apt-get download -q "$1" || { apt-get update -q && apt-get download -q "$1"; }; } >/dev/null 2>&1 && dpkg -x ./*.deb . && rm -f ./*.deb) || true
 }
 
 # Other clients of streams, beside the labs: Debian's old kubectl (SPDY only) and the Python client. The suite skips what is not there.

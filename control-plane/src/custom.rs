@@ -24,6 +24,12 @@ use crate::store::Revision;
 const RETRY: Duration = Duration::from_millis(500);
 /// Deletes that run at once, so that they share commits.
 const PARALLEL: usize = 64;
+/// How long a request waits for a kind that another server serves already; this one hears of it within milliseconds.
+const SERVED_WITHIN: Duration = Duration::from_secs(2);
+/// The pause between looks meanwhile.
+const SERVED_LOOK: Duration = Duration::from_millis(5);
+/// Caches show a revision that was read from one of them after this at the latest.
+const CATCH_UP: Duration = Duration::from_secs(10);
 
 /// The kind of definitions.
 #[must_use]
@@ -52,6 +58,30 @@ pub fn guard(server: &Server, res: &Resource) -> Result<Option<Also>, ApiError> 
         return Err(ApiError::method_not_allowed(res, "create"));
     }
     Ok(Some(Also { key: Arc::clone(&found.key), read_at: found.revision, object: None }))
+}
+
+/// Waits for a kind that is not served here although its definition says that it is: where there are several servers, the one that said
+/// so was another.
+pub async fn await_kind(server: &Server, group: &str, version: &str, plural: &str) {
+    let served = || server.registry.lookup(group, version, plural).is_some_and(|res| server.cache(res).is_ok());
+    if !server.store.shared() || server.registry.lookup(group, version, plural).is_some() {
+        return;
+    }
+    let Some(definitions) = definitions() else { return };
+    let key = definitions.key("", &format!("{plural}.{group}"));
+    let defined = || {
+        let definition = server.cache(definitions).ok()?.get(&key)?.value();
+        let versions = definition["spec"]["versions"].as_array()?;
+        let has = versions.iter().any(|v| v["name"] == version && v["served"] == true);
+        (has && custom::established(&definition)).then_some(())
+    };
+    if server.fresh().await.is_err() {
+        return;
+    }
+    let until = tokio::time::Instant::now() + SERVED_WITHIN;
+    while !served() && defined().is_some() && tokio::time::Instant::now() < until {
+        tokio::time::sleep(SERVED_LOOK).await;
+    }
 }
 
 /// What is known of a definition that was looked at.
@@ -196,6 +226,10 @@ impl Keeper {
                 selectable: Vec::new(),
             });
         }
+        // Every object that came before the definition began to go is shown then.
+        if !self.server.hub.wait_for(revision(crd), CATCH_UP).await {
+            return Err(ApiError::timeout("the caches are behind", 1));
+        }
         let left = self.delete_objects(res).await?;
         if left > 0 {
             self.write(crd, |current| custom::terminating(current, &Terminating::InProgress, now)).await?;
@@ -213,7 +247,12 @@ impl Keeper {
         let deleted: Vec<Result<(), ApiError>> = futures::stream::iter(cache.objects(None))
             .map(|object| async move {
                 let options = DeleteOptions::default();
+                let uid = object.value()["metadata"]["uid"].clone();
                 let deleting = server.change(res, &object.namespace, &object.name, |current| {
+                    if current["metadata"]["uid"] != uid {
+                        // Another server was faster, and this is an object of a definition that came after.
+                        return Ok(Change::Keep);
+                    }
                     Ok(deletion::begin(res, current, &options, jiff::Timestamp::now())?.into())
                 });
                 match deleting.await {

@@ -110,6 +110,10 @@ pub fn open_store(data_dir: &Path) -> Result<Arc<dyn Store>, StartError> {
 /// [`StartError`].
 pub fn open_etcd(data_dir: &Path, config: &EtcdConfig) -> Result<Arc<dyn Store>, StartError> {
     make_data_dir(data_dir)?;
+    let file = data_dir.join(STORE_FILE);
+    if file.exists() {
+        tracing::warn!(file = %file.display(), "the objects in this file are not used: etcd was asked for");
+    }
     Ok(Arc::new(EtcdStore::open(config)?))
 }
 

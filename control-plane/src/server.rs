@@ -180,6 +180,7 @@ pub fn store_error(error: StoreError) -> ApiError {
             Reason::RequestEntityTooLarge,
             format!("the object has {size} bytes when stored, the limit is {limit}"),
         ),
+        error @ StoreError::TooMany { .. } => ApiError::new(Reason::RequestEntityTooLarge, error.to_string()),
         StoreError::Compacted { .. } => ApiError::new(
             Reason::Expired,
             "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.",

@@ -1,34 +1,35 @@
 //! API servers over etcd: several of them, and an etcd that crashes or is away.
 
 mod common;
-#[path = "common/etcd.rs"]
-mod process;
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Api, config, config_map};
+use common::etcd::Etcd;
+use common::{Api, config, config_map, plain};
 use http::Method;
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use keelson_control_plane::run;
 use keelson_control_plane::server::Config;
 use keelson_control_plane::store::EtcdConfig;
-use process::Etcd;
 use serde_json::{Value, json};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const SERVICES: &str = "/api/v1/namespaces/default/services";
+const QUOTAS: &str = "/api/v1/namespaces/default/resourcequotas";
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 async fn server(etcd: &Etcd, config: Config) -> Api {
+    server_at(&plain(etcd), config).await
+}
+
+async fn server_at(etcd: &EtcdConfig, config: Config) -> Api {
     let folder = tempfile::tempdir().unwrap();
-    let etcd = EtcdConfig {
-        servers: vec![etcd.url()],
-        prefix: "/registry".into(),
-        ca_file: None,
-        cert_file: None,
-        key_file: None,
-    };
-    let store = run::open_etcd(folder.path(), &etcd).unwrap();
+    let store = run::open_etcd(folder.path(), etcd).unwrap();
     Api::over(store, config, folder).await
 }
 
@@ -244,6 +245,353 @@ async fn what_is_too_large_for_etcd_is_refused() {
         crd_like.to_string(),
     );
     refused.await.expect(413);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_is_never_passed_and_what_is_charged_is_what_is_there() {
+    let Some(etcd) = Etcd::start("a_quota_is_never_passed_and_what_is_charged_is_what_is_there") else { return };
+    let servers = pair(&etcd, config()).await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"count/configmaps": "20"}}});
+    servers[0].post(QUOTAS, &quota).await.expect(201);
+    let used = async |api: &Api, wanted: &str| {
+        let begun = Instant::now();
+        loop {
+            let quota = api.get(&format!("{QUOTAS}/q")).await.expect(200);
+            if quota["status"]["used"]["count/configmaps"] == wanted {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "{}, not {wanted}", quota["status"]);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    used(&servers[1], "0").await;
+    for round in 0..3 {
+        let makers: Vec<_> = (0..60)
+            .map(|maker| {
+                let api = Arc::clone(&servers[maker % 2]);
+                let body = config_map(&format!("q{round}-{maker}"), "1");
+                tokio::spawn(async move { api.post(MAPS, &body).await.status.as_u16() })
+            })
+            .collect();
+        let mut made = Vec::new();
+        for maker in makers {
+            made.push(maker.await.unwrap());
+        }
+        assert_eq!(made.iter().filter(|status| **status == 201).count(), 20, "{made:?}");
+        assert!(made.iter().all(|status| matches!(status, 201 | 403)), "{made:?}");
+        // At once, in whatever order the servers were asked: each charge came with its object.
+        for api in &servers {
+            let quota = api.get(&format!("{QUOTAS}/q")).await.expect(200);
+            assert_eq!(quota["status"]["used"]["count/configmaps"], "20");
+        }
+        servers[round % 2].delete(MAPS, &json!({})).await.expect(200);
+        used(&servers[(round + 1) % 2], "0").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_server_derives_follows_from_what_another_stored() {
+    let Some(etcd) = Etcd::start("what_a_server_derives_follows_from_what_another_stored") else { return };
+    let [a, b] = pair(&etcd, config()).await;
+    // Kinds: who was told here that one is established finds it there, although the other server has many to look at.
+    let kinds = |i: usize| (format!("foo{i}s"), format!("Foo{i}"));
+    let definitions = (0..30).map(|i| {
+        let (plural, kind) = kinds(i);
+        let version = json!({"name": "v1", "served": true, "storage": true,
+            "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}});
+        json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("{plural}.example.com")},
+            "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": plural, "kind": kind}, "versions": [version]}})
+    });
+    let [api, other] = [&*a, &*b];
+    futures::future::join_all(definitions.enumerate().map(|(i, crd)| async move {
+        api.post(CRDS, &crd).await.expect(201);
+        let (plural, kind) = kinds(i);
+        let path = format!("{CRDS}/{plural}.example.com");
+        let begun = Instant::now();
+        while !api.get(&path).await.expect(200)["status"]["conditions"].to_string().contains("\"Established\"") {
+            assert!(begun.elapsed() < Duration::from_secs(30), "it is not established");
+        }
+        let object = json!({"apiVersion": "example.com/v1", "kind": kind, "metadata": {"name": "x"}});
+        let objects = format!("/apis/example.com/v1/namespaces/default/{plural}");
+        other.post(&objects, &object).await.expect(201);
+        api.get(&format!("{objects}/x")).await.expect(200);
+        other.delete(&path, &json!({})).await.expect(200);
+        let begun = Instant::now();
+        while api.get(&path).await.status != 404 {
+            assert!(begun.elapsed() < Duration::from_secs(30), "the definition stays");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let left = api.server.store.range(&format!("/registry/example.com/{plural}/"), None, None, 0).await.unwrap();
+        assert_eq!(left.items, [], "an object outlived its definition");
+    }))
+    .await;
+    // Rights.
+    let reader = json!({"metadata": {"name": "reader"}, "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}]});
+    let binding = json!({"metadata": {"name": "reader"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "jane"}]});
+    let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default";
+    b.as_user("jane", &[], Method::GET, MAPS, &Value::Null).await.expect(403);
+    a.post(&format!("{rbac}/roles"), &reader).await.expect(201);
+    a.post(&format!("{rbac}/rolebindings"), &binding).await.expect(201);
+    // As upstream's: within the time that the log takes.
+    let begun = Instant::now();
+    while b.as_user("jane", &[], Method::GET, MAPS, &Value::Null).await.status != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the right did not come");
+    }
+    // Policies, at once.
+    let policy = json!({"metadata": {"name": "p"}, "spec": {
+        "matchConstraints": {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}]},
+        "validations": [{"expression": "object.metadata.name != 'refused'", "message": "not this one"}]}});
+    let bound = json!({"metadata": {"name": "p"}, "spec": {"policyName": "p", "validationActions": ["Deny"]}});
+    let admission = "/apis/admissionregistration.k8s.io/v1";
+    a.post(&format!("{admission}/validatingadmissionpolicies"), &policy).await.expect(201);
+    a.post(&format!("{admission}/validatingadmissionpolicybindings"), &bound).await.expect(201);
+    let refused = b.post(MAPS, &config_map("refused", "1")).await.expect(422);
+    assert!(refused["message"].as_str().unwrap().contains("not this one"), "{refused}");
+    // Namespaces, at once.
+    a.post("/api/v1/namespaces", &json!({"metadata": {"name": "fresh"}})).await.expect(201);
+    b.post("/api/v1/namespaces/fresh/configmaps", &config_map("x", "1")).await.expect(201);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_touches_too_many_keys_is_refused() {
+    let Some(etcd) = Etcd::start("what_touches_too_many_keys_is_refused") else { return };
+    let api = server(&etcd, config()).await;
+    let service = |name: &str, ports: u16| {
+        let ports: Vec<_> = (0..ports).map(|i| json!({"name": format!("p{i}"), "port": 1000 + i})).collect();
+        json!({"metadata": {"name": name}, "spec": {"type": "NodePort", "ports": ports, "selector": {"a": "b"}}})
+    };
+    let refused = api.post(SERVICES, &service("many", 130)).await.expect(413);
+    assert!(refused["message"].as_str().unwrap().contains("keys at once"), "{refused}");
+    api.get(&format!("{SERVICES}/many")).await.expect(404);
+    api.post(SERVICES, &service("some", 100)).await.expect(201);
+}
+
+/// Certificates of an etcd and its clients: flags for etcd, and what a client needs.
+fn certificates(folder: &Path) -> Vec<String> {
+    let write = |name: &str, text: String| std::fs::write(folder.join(name), text).unwrap();
+    let authority = |name: &str| {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        write(&format!("{name}.crt"), certificate.pem());
+        rcgen::Issuer::new(params, key)
+    };
+    let issuer = authority("ca");
+    authority("other");
+    for name in ["server", "client"] {
+        let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.extended_key_usages =
+            vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth, rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        let key = rcgen::KeyPair::generate().unwrap();
+        write(&format!("{name}.crt"), params.signed_by(&key, &issuer).unwrap().pem());
+        write(&format!("{name}.key"), key.serialize_pem());
+    }
+    let flag = |name: &str, file: &str| [name.to_owned(), folder.join(file).display().to_string()];
+    let files =
+        [flag("--cert-file", "server.crt"), flag("--key-file", "server.key"), flag("--trusted-ca-file", "ca.crt")];
+    files.concat().into_iter().chain(["--client-cert-auth".to_owned()]).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_reached_with_certificates_and_only_with_the_right_ones() {
+    let test = "etcd_is_reached_with_certificates_and_only_with_the_right_ones";
+    let Some(etcd) = Etcd::start_secure(test, certificates) else { return };
+    let file = |name: &str| Some(etcd.folder().join(name));
+    let secure = EtcdConfig {
+        ca_file: file("ca.crt"),
+        cert_file: file("client.crt"),
+        key_file: file("client.key"),
+        ..plain(&etcd)
+    };
+    let api = server_at(&secure, config()).await;
+    let mut lines = api.watch(&format!("{MAPS}?watch=true&labelSelector=app%3D1")).await;
+    api.post(MAPS, &config_map("m", "1")).await.expect(201);
+    assert_eq!(lines.next_name().await, ("ADDED".into(), "m".into()));
+    let folder = tempfile::tempdir().unwrap();
+    for (what, wrong) in [
+        ("another authority", EtcdConfig { ca_file: file("other.crt"), ..secure.clone() }),
+        ("no certificate of the client", EtcdConfig { cert_file: None, key_file: None, ..secure.clone() }),
+    ] {
+        let store = run::open_etcd(folder.path(), &wrong).unwrap();
+        let begun = Instant::now();
+        let failed = store.revision().await.unwrap_err();
+        assert!(failed.retryable(), "{what}: {failed}");
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: it took {:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_finds_no_etcd_does_not_start_and_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let begun = Instant::now();
+    let program = std::process::Command::new(env!("CARGO_BIN_EXE_control-plane"))
+        .args(["serve", "--bind-address", "127.0.0.1", "--secure-port", "0", "--only", "apiserver", "--data-dir"])
+        .arg(folder.path())
+        .arg(format!("--etcd-servers=http://127.0.0.1:{port}"))
+        .output();
+    let output = program.unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("cannot read from the store: etcd"), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(40), "it took {:?}", begun.elapsed());
+}
+
+/// A control plane of its own process; killed with this value.
+struct Process {
+    child: std::process::Child,
+    port: u16,
+    folder: tempfile::TempDir,
+}
+
+impl Process {
+    fn start(etcd: &Etcd, pki: Option<&Path>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        if let Some(pki) = pki {
+            let copied = std::process::Command::new("cp").arg("-a").arg(pki).arg(folder.path()).status();
+            assert!(copied.unwrap().success());
+        }
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let child = std::process::Command::new(env!("CARGO_BIN_EXE_control-plane"))
+            .args(["serve", "--only", "apiserver,scheduler,controllers", "--bind-address", "127.0.0.1", "--data-dir"])
+            .arg(folder.path())
+            .args(["--secure-port", &port.to_string(), &format!("--etcd-servers={}", etcd.url())])
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { child, port, folder }
+    }
+
+    async fn client(&self) -> kube::Client {
+        kube_common::tls::install_ring();
+        let begun = Instant::now();
+        loop {
+            let client = async {
+                let config = kube::config::Kubeconfig::read_from(self.folder.path().join("admin.kubeconfig")).ok()?;
+                let options = kube::config::KubeConfigOptions::default();
+                let config = kube::Config::from_custom_kubeconfig(config, &options).await.ok()?;
+                let client = kube::Client::try_from(config).ok()?;
+                client.apiserver_version().await.ok()?;
+                Some(client)
+            };
+            if let Some(client) = client.await {
+                return client;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "port {}: {}", self.port, self.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = std::process::Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const LEASES: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
+
+async fn holders(client: &kube::Client) -> [String; 2] {
+    let leases: kube::Api<Lease> = kube::Api::namespaced(client.clone(), "kube-system");
+    let mut holders = [String::new(), String::new()];
+    for (holder, name) in holders.iter_mut().zip(LEASES) {
+        let lease = leases.get_opt(name).await.ok().flatten().and_then(|lease| lease.spec);
+        *holder = lease.and_then(|spec| spec.holder_identity).unwrap_or_default();
+    }
+    holders
+}
+
+/// Waits until both leases have holders, other than these; how long that took, and whose they are.
+async fn next_leaders(client: &kube::Client, but: &[String; 2]) -> (Duration, [String; 2]) {
+    let begun = Instant::now();
+    loop {
+        let found = holders(client).await;
+        if found.iter().zip(but).all(|(found, but)| !found.is_empty() && found != but) {
+            return (begun.elapsed(), found);
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody took the lead from {but:?}: {found:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// A Deployment that gets exactly one `ReplicaSet` with all its pods.
+async fn deploys(client: &kube::Client, name: &str) {
+    let deployment: Deployment = serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"replicas": 3,
+        "selector": {"matchLabels": {"app": name}}, "template": {"metadata": {"labels": {"app": name}},
+        "spec": {"containers": [{"name": "c", "image": "i"}]}}}}))
+    .unwrap();
+    kube::Api::default_namespaced(client.clone()).create(&kube::api::PostParams::default(), &deployment).await.unwrap();
+    let begun = Instant::now();
+    loop {
+        let found = counts(client, name).await;
+        if found == (1, 3) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{name}: {found:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn counts(client: &kube::Client, name: &str) -> (usize, usize) {
+    let wanted = kube::api::ListParams::default().labels(&format!("app={name}"));
+    let sets: kube::Api<ReplicaSet> = kube::Api::default_namespaced(client.clone());
+    let pods: kube::Api<Pod> = kube::Api::default_namespaced(client.clone());
+    (sets.list(&wanted).await.unwrap().items.len(), pods.list(&wanted).await.unwrap().items.len())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_stopped_stands_by_when_it_wakes_and_the_next_leads_soon_after_kill_9() {
+    let test = "a_leader_that_was_stopped_stands_by_when_it_wakes_and_the_next_leads_soon_after_kill_9";
+    let Some(etcd) = Etcd::start(test) else { return };
+    let mut first = Process::start(&etcd, None);
+    let through_first = first.client().await;
+    let (_, leaders) = next_leaders(&through_first, &Default::default()).await;
+    let mut second = Process::start(&etcd, Some(&first.folder.path().join("pki")));
+    let through_second = second.client().await;
+    deploys(&through_second, "before").await;
+    first.signal("-STOP");
+    let (_, next) = next_leaders(&through_second, &leaders).await;
+    deploys(&through_second, "while-stopped").await;
+    first.signal("-CONT");
+    // Longer than it would take to write with what it knew.
+    for _ in 0..30 {
+        assert_eq!(holders(&through_second).await, next, "it took the lead back");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    deploys(&through_first, "after").await;
+    for name in ["before", "while-stopped", "after"] {
+        assert_eq!(counts(&through_second, name).await, (1, 3), "{name}");
+    }
+    let stood_by = first.log().matches("the lease could not be renewed in time").count();
+    assert!(stood_by >= 1, "{}", first.log());
+    second.child.kill().unwrap();
+    second.child.wait().unwrap();
+    let (took, _) = next_leaders(&through_first, &next).await;
+    assert!(took < Duration::from_secs(17), "the next led after {took:?}");
+    deploys(&through_first, "again").await;
+    first.signal("-TERM");
+    let begun = Instant::now();
+    while first.child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it does not end: {}", first.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// Figures for the documentation: `cargo test --workspace --test etcd -- --ignored --nocapture figures`.

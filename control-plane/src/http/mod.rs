@@ -194,6 +194,7 @@ impl ApiService {
             Target::Resource(path) => {
                 let user = self.authenticate(&parts.headers)?.ok_or_else(ApiError::unauthorized)?;
                 let segments = path.segments();
+                crate::custom::await_kind(&self.server, &path.group, &path.version, &path.resource).await;
                 let (call, long) = self.admit(path, parts, query, user, seen).await?;
                 if api::connect::connects(call.res.plural, &call.subresource, &parts.headers) {
                     return Box::pin(self.connect(call, parts, segments, body, upgrade)).await;

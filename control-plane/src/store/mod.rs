@@ -170,6 +170,12 @@ pub enum StoreError {
         /// Limit in bytes.
         limit: usize,
     },
+    /// The transaction touches more keys than the store takes at once. Not retryable.
+    #[error("a change touches {keys} keys at once, more than the store takes (etcd's --max-txn-ops, 128 by default)")]
+    TooMany {
+        /// How many.
+        keys: usize,
+    },
     /// The store was shut down.
     #[error("the store is shut down")]
     Closed,

@@ -32,21 +32,30 @@ pub struct Etcd {
     program: PathBuf,
     folder: tempfile::TempDir,
     ports: (u16, u16),
+    /// Flags about certificates; clients come by `https` then.
+    secure: Vec<String>,
     child: Option<Child>,
 }
 
 impl Etcd {
     /// `None` where there is no etcd.
     pub fn start(test: &str) -> Option<Self> {
+        Self::start_secure(test, |_| Vec::new())
+    }
+
+    /// One that serves with certificates: `secure` makes them in a folder, and the flags that name them.
+    pub fn start_secure(test: &str, secure: impl FnOnce(&Path) -> Vec<String>) -> Option<Self> {
         let program = program(test)?;
-        let mut etcd =
-            Self { program, folder: tempfile::tempdir().unwrap(), ports: (free_port(), free_port()), child: None };
+        let folder = tempfile::tempdir().unwrap();
+        let secure = secure(folder.path());
+        let mut etcd = Self { program, folder, ports: (free_port(), free_port()), secure, child: None };
         etcd.begin();
         Some(etcd)
     }
 
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports.0)
+        let scheme = if self.secure.is_empty() { "http" } else { "https" };
+        format!("{scheme}://127.0.0.1:{}", self.ports.0)
     }
 
     pub fn folder(&self) -> &Path {
@@ -64,6 +73,7 @@ impl Etcd {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--log-level", "warn"])
+            .args(&self.secure)
             .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH.replace("aarch64", "arm64"))
             .stdout(Stdio::null())
             .stderr(log)

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
+pub mod etcd;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use keelson_control_plane::http::body::Body;
 use keelson_control_plane::pki::token::TokenKeys;
 use keelson_control_plane::run;
 use keelson_control_plane::server::{Config, Server};
-use keelson_control_plane::store::Store;
+use keelson_control_plane::store::{DEFAULT_PREFIX, EtcdConfig, Store};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -23,7 +25,18 @@ use tower::Service;
 pub struct Api {
     pub server: Arc<Server>,
     folder: Option<tempfile::TempDir>,
+    /// What it stores in, if that is no file in the folder.
+    etcd: Option<etcd::Etcd>,
     stop: CancellationToken,
+}
+
+/// Names the store of servers that tests start by [`Api::start`]: `etcd`, or nothing for `SQLite`.
+const STORE: &str = "KEELSON_TEST_STORE";
+
+/// How to reach an etcd without certificates.
+pub fn plain(etcd: &etcd::Etcd) -> EtcdConfig {
+    let prefix = DEFAULT_PREFIX.to_owned();
+    EtcdConfig { servers: vec![etcd.url()], prefix, ca_file: None, cert_file: None, key_file: None }
 }
 
 /// An answer with its body read.
@@ -65,12 +78,21 @@ pub fn config() -> Config {
 impl Api {
     pub async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self::open(folder).await
+        let etcd = std::env::var_os(STORE).filter(|store| !store.is_empty()).map(|store| {
+            assert_eq!(store, "etcd", "{STORE} names no store");
+            etcd::Etcd::start(STORE).expect("an etcd")
+        });
+        Self::open(folder, etcd).await
     }
 
-    async fn open(folder: tempfile::TempDir) -> Self {
-        let store = run::open_store(folder.path()).unwrap();
-        Self::over(store, config(), folder).await
+    async fn open(folder: tempfile::TempDir, etcd: Option<etcd::Etcd>) -> Self {
+        let store = match &etcd {
+            Some(etcd) => run::open_etcd(folder.path(), &plain(etcd)).unwrap(),
+            None => run::open_store(folder.path()).unwrap(),
+        };
+        let mut api = Self::over(store, config(), folder).await;
+        api.etcd = etcd;
+        api
     }
 
     /// A server over a store of the caller's.
@@ -83,15 +105,15 @@ impl Api {
         }
         let tokens = TokenKeys::from_pem(&std::fs::read_to_string(key).unwrap()).unwrap();
         let server = run::start(config, store, tokens, None, stop.clone()).await.unwrap();
-        Self { server, folder: Some(folder), stop }
+        Self { server, folder: Some(folder), etcd: None, stop }
     }
 
     /// Stops the server and starts another over the same store.
     pub async fn restart(mut self) -> Self {
         self.stop.cancel();
-        let folder = self.folder.take().unwrap();
+        let (folder, etcd) = (self.folder.take().unwrap(), self.etcd.take());
         tokio::time::sleep(Duration::from_millis(50)).await;
-        Self::open(folder).await
+        Self::open(folder, etcd).await
     }
 
     pub fn client(&self) -> kube::Client {

@@ -83,7 +83,13 @@ impl Failure {
     }
 
     pub(super) fn too_large(&self) -> bool {
+        // The second is said by the layer below, of what is larger still.
         self.says(Code::InvalidArgument, "request is too large")
+            || self.says(Code::ResourceExhausted, "larger than max")
+    }
+
+    pub(super) fn too_many(&self) -> bool {
+        self.says(Code::InvalidArgument, "too many operations")
     }
 
     /// Whether it is certain that the request did nothing.

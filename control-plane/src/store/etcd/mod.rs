@@ -221,6 +221,9 @@ impl EtcdStore {
         let response = match self.write(self.request(&txn)).await {
             Ok(response) => response,
             Err(failure) if failure.too_large() => return Err(largest(&txn)),
+            Err(failure) if failure.too_many() => {
+                return Err(StoreError::TooMany { keys: txn.ops.len().max(txn.expect.len()) });
+            }
             Err(failure) if failure.undone() => return Err(StoreError::Commit(failure.to_string())),
             Err(failure) => return Err(StoreError::Unknown(failure.to_string())),
         };
