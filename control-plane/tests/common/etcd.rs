@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Where etcd is: `KEELSON_ETCD`, or where `./dev test` unpacks it. Tells by name what is skipped without it.
@@ -23,8 +24,17 @@ pub fn program(test: &str) -> Option<PathBuf> {
     found
 }
 
+/// A port below those that the kernel gives to connections: nobody takes it while etcd is away.
 fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    const PORTS: std::ops::Range<u32> = 12_000..30_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let next = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = u16::try_from(PORTS.start + next % (PORTS.end - PORTS.start)).unwrap();
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// A running etcd; ends with this value.
@@ -34,7 +44,13 @@ pub struct Etcd {
     ports: (u16, u16),
     /// Flags about certificates; clients come by `https` then.
     secure: Vec<String>,
+    /// Its name, and all members of its cluster with their addresses among each other.
+    member: (String, String),
     child: Option<Child>,
+}
+
+fn peer_url(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
 }
 
 impl Etcd {
@@ -48,9 +64,29 @@ impl Etcd {
         let program = program(test)?;
         let folder = tempfile::tempdir().unwrap();
         let secure = secure(folder.path());
-        let mut etcd = Self { program, folder, ports: (free_port(), free_port()), secure, child: None };
+        let ports = (free_port(), free_port());
+        let member = ("a".to_owned(), format!("a={}", peer_url(ports.1)));
+        let mut etcd = Self { program, folder, ports, secure, member, child: None };
         etcd.begin();
         Some(etcd)
+    }
+
+    /// Members of one cluster.
+    pub fn cluster<const N: usize>(test: &str) -> Option<[Self; N]> {
+        let program = program(test)?;
+        let ports = [(); N].map(|()| (free_port(), free_port()));
+        let names = std::array::from_fn::<_, N, _>(|i| format!("m{i}"));
+        let all: Vec<_> =
+            names.iter().zip(&ports).map(|(name, ports)| format!("{name}={}", peer_url(ports.1))).collect();
+        let members = std::array::from_fn(|i| {
+            let folder = tempfile::tempdir().unwrap();
+            let member = (names[i].clone(), all.join(","));
+            let mut etcd =
+                Self { program: program.clone(), folder, ports: ports[i], secure: Vec::new(), member, child: None };
+            etcd.begin();
+            etcd
+        });
+        Some(members)
     }
 
     pub fn url(&self) -> String {
@@ -64,12 +100,12 @@ impl Etcd {
 
     /// Starts it again on the same data.
     pub fn begin(&mut self) {
-        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.ports.1));
+        let (client, peer) = (self.url(), peer_url(self.ports.1));
         let log = std::fs::File::options().create(true).append(true).open(self.folder.path().join("log")).unwrap();
         let child = Command::new(&self.program)
             .arg("--data-dir")
             .arg(self.folder.path().join("data"))
-            .args(["--name", "a", "--initial-cluster", &format!("a={peer}")])
+            .args(["--name", &self.member.0, "--initial-cluster", &self.member.1])
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--log-level", "warn"])
@@ -89,6 +125,12 @@ impl Etcd {
 
     fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Stops it without an end, as a machine that hangs (`-STOP`), or lets it go on (`-CONT`).
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
 
     /// Kills it as a crash would (kill -9).
