@@ -429,9 +429,8 @@ impl State {
             // A revision goes whole.
             let revision = oldest.revision;
             self.window_start = revision;
-            while let Some(gone) = self.window.pop_front_if(|event| event.revision == revision) {
-                self.window_bytes -= gone.line.len();
-            }
+            let whole = self.window.partition_point(|event| event.revision <= revision);
+            self.window_bytes -= self.window.drain(..whole).map(|gone| gone.line.len()).sum::<usize>();
         }
     }
 }

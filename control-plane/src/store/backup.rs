@@ -99,7 +99,8 @@ fn copy(
     }
     // Opening a database that is not there would say less.
     File::open(from).map_err(file(from))?;
-    let partial = beside(to, ".partial");
+    // Of this process alone: another that copies to the same name takes nothing away here.
+    let partial = beside(to, &format!(".partial.{}", std::process::id()));
     let _ = std::fs::remove_file(&partial);
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial).map_err(file(&partial))?;
     let copied = copy_to(from, &partial, change).and_then(|revision| {
@@ -124,7 +125,11 @@ fn copy_to(
     let source = Connection::open_with_flags(from, flags).map_err(database(from))?;
     source.execute_batch("PRAGMA busy_timeout=5000;").map_err(database(from))?;
     check(&source, from)?;
-    source.execute("VACUUM INTO ?1", params![partial.to_string_lossy()]).map_err(database(partial))?;
+    let name = partial.to_str().ok_or_else(|| BackupError::File {
+        path: partial.to_owned(),
+        source: io::Error::new(io::ErrorKind::InvalidInput, "the database takes names in UTF-8 only"),
+    })?;
+    source.execute("VACUUM INTO ?1", params![name]).map_err(database(partial))?;
     let copy = Connection::open_with_flags(partial, flags).map_err(database(partial))?;
     let answer: String = copy.query_row("PRAGMA quick_check", [], |row| row.get(0)).map_err(database(partial))?;
     if answer != "ok" {
