@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Deletes that run at once, so that they share commits.
 const PARALLEL: usize = 64;
 /// How long a request waits for a kind that another server serves already; this one hears of it within milliseconds.
-const SERVED_WITHIN: Duration = Duration::from_secs(2);
+const SERVED_WITHIN: Duration = Duration::from_secs(5);
 /// The pause between looks meanwhile.
 const SERVED_LOOK: Duration = Duration::from_millis(5);
 /// Caches show a revision that was read from one of them after this at the latest.
@@ -63,8 +63,12 @@ pub fn guard(server: &Server, res: &Resource) -> Result<Option<Also>, ApiError> 
 /// Waits for a kind that is not served here although its definition says that it is: where there are several servers, the one that said
 /// so was another.
 pub async fn await_kind(server: &Server, group: &str, version: &str, plural: &str) {
-    let served = || server.registry.lookup(group, version, plural).is_some_and(|res| server.cache(res).is_ok());
-    if !server.store.shared() || server.registry.lookup(group, version, plural).is_some() {
+    // A kind is known before its cache is loaded.
+    let served = || {
+        let known = server.registry.lookup(group, version, plural);
+        known.is_some_and(|res| res.strategy.custom().is_none() || server.cache(res).is_ok())
+    };
+    if !server.store.shared() || served() {
         return;
     }
     let Some(definitions) = definitions() else { return };

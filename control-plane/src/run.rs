@@ -161,6 +161,7 @@ pub async fn start_with_caches(
         allocator: filled_allocator(&config, &hub),
         config,
         store: Arc::clone(&store),
+        newest: crate::store::Shared::default(),
         rbac,
         hub,
         tokens,

@@ -23,7 +23,7 @@ use crate::http::metrics::Metrics;
 use crate::kubelet::KubeletClient;
 use crate::pki::token::TokenKeys;
 use crate::services::{self, Allocator};
-use crate::store::{Expect, Op, Revision, Store, StoreError, Txn, TxnOutcome};
+use crate::store::{Expect, Op, Revision, Shared, Store, StoreError, Txn, TxnOutcome};
 
 /// How long a handler waits for the caches to show its own write.
 const CATCH_UP: Duration = Duration::from_secs(10);
@@ -76,6 +76,8 @@ pub struct Server {
     pub config: Config,
     /// The store.
     pub store: Arc<dyn Store>,
+    /// The question for the newest revision, where other servers write too.
+    pub newest: Shared<Result<Revision, ApiError>>,
     /// The caches.
     pub hub: Arc<Hub>,
     /// Service account tokens.
@@ -295,7 +297,7 @@ impl Server {
     /// # Errors
     /// What the store says; 504 when the caches do not get there.
     pub async fn fresh(&self) -> Result<(), ApiError> {
-        let newest = self.store.revision().await.map_err(store_error)?;
+        let newest = self.newest.ask(async { self.store.revision().await.map_err(store_error) }).await?;
         self.catch_up(newest).await
     }
 

@@ -19,6 +19,7 @@ pub enum Kind {
 
 /// Upstream's names.
 #[derive(Args, Clone, Debug, Default)]
+#[group(id = "storage")]
 pub struct Flags {
     /// Where objects are kept: sqlite (a file in the data folder), or etcd, which is the default with --etcd-servers.
     #[arg(long)]

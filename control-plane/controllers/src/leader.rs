@@ -406,7 +406,7 @@ mod tests {
         assert_eq!(renewed.acquire_time, Some(MicroTime(first)));
         assert_eq!((renewed.renew_time, renewed.lease_transitions), (Some(MicroTime(later)), Some(0)));
         let taken = claimed(Some(&made), "b", later);
-        assert_eq!((taken.acquire_time, taken.lease_transitions), (Some(MicroTime(later)), Some(1)));
+        assert_eq!((taken.acquire_time.clone(), taken.lease_transitions), (Some(MicroTime(later)), Some(1)));
         let left = released(&taken, later);
         assert_eq!((left.holder_identity.as_deref(), left.lease_duration_seconds), (Some(""), Some(1)));
         assert_eq!(left.lease_transitions, Some(1));

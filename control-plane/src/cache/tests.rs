@@ -83,7 +83,7 @@ fn put(names: &[&str]) -> Txn {
 async fn commit(store: &dyn Store, txn: Txn) -> Revision {
     match store.txn(txn).await.unwrap() {
         TxnOutcome::Committed { last, .. } => last,
-        conflict => panic!("{conflict:?}"),
+        conflict @ TxnOutcome::Conflict { .. } => panic!("{conflict:?}"),
     }
 }
 

@@ -163,7 +163,7 @@ mod tests {
         let txn = Txn { expect: Vec::new(), ops: vec![Op::Put { key: key.into(), value: "v".into() }] };
         match store.txn(txn).await.unwrap() {
             TxnOutcome::Committed { last, .. } => last,
-            conflict => panic!("{conflict:?}"),
+            conflict @ TxnOutcome::Conflict { .. } => panic!("{conflict:?}"),
         }
     }
 

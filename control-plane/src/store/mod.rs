@@ -13,6 +13,7 @@ pub mod backup;
 #[cfg(test)]
 mod conformance;
 mod etcd;
+mod shared;
 mod sqlite;
 mod writer;
 
@@ -24,6 +25,7 @@ use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 pub use etcd::{DEFAULT_PREFIX, EtcdConfig, EtcdStore};
+pub use shared::Shared;
 pub use sqlite::SqliteStore;
 
 /// A position in the log. The first write has revision 2, so that an empty store answers lists with the valid revision 1.
