@@ -2,9 +2,9 @@
 # shellcheck shell=sh
 
 # `vm` comes last and alone: two guests fill two processors.
-STAGES="fmt clippy unit lab node conformance nodes workloads network cluster streams apps restart faults crash bad-input vm"
+STAGES="fmt clippy unit api lab node conformance nodes workloads network cluster streams apps restart faults crash bad-input vm"
 # Suites with a lab of their own spend half their time waiting, so several run at once: the longest first. The others need the machine for themselves.
-SUITES="crash workloads conformance streams faults restart nodes node apps cluster network bad-input"
+SUITES="crash api workloads conformance streams faults restart nodes node apps cluster network bad-input"
 LANES=${KEELSON_TEST_LANES:-2}
 
 # Runs one stage and keeps what it printed, and for the summary: its status, tests passed, failed and skipped, seconds.
@@ -77,9 +77,18 @@ run_clippy() {
 }
 # Always the whole workspace: with a part of it, cargo would choose other features and build the dependencies again.
 run_unit() {
+    get_etcd
+    cargo test --locked --quiet --workspace --lib --bins --tests
+}
+# Several control planes, etcd, and kubectl at work with the program.
+run_api() {
+    get_etcd
+    cargo test --locked --quiet --workspace --test etcd --test kubectl --test leader --test leaders --test noise
+}
+get_etcd() {
     # Unpacked, not installed: the package would start an etcd of this machine.
     fetch_package etcd-server "$target/lab/.etcd"
-    KEELSON_ETCD=${KEELSON_ETCD:-$target/lab/.etcd/usr/bin/etcd} cargo test --locked --quiet --workspace --lib --bins --tests
+    export KEELSON_ETCD="${KEELSON_ETCD:-$target/lab/.etcd/usr/bin/etcd}"
 }
 
 run_suite() {
