@@ -234,6 +234,7 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
     let mut tasks = tokio::task::JoinSet::new();
     let mut pages = None;
     let mut store = None;
+    let mut audit = None;
     let (scheduler_client, controllers_client, dns_client, root_ca) = if wanted(Part::Apiserver) {
         if args.kubeconfig.is_some() {
             bail!("--kubeconfig is for a process without an API server: drop it, or leave apiserver out of --only");
@@ -244,6 +245,7 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
             (client("system:kube-scheduler"), client("system:kube-controller-manager"), client("system:kube-dns"));
         pages = Some(server.metrics.endpoints.clone());
         store = Some(Arc::clone(&server.store));
+        audit.clone_from(&server.config.audit);
         tasks.spawn({
             let shutdown = shutdown.clone();
             async move {
@@ -303,6 +305,9 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
         }
     }
     let _ = telling.await;
+    if let Some(audit) = audit {
+        audit.flush().await;
+    }
     tracing::info!("stopped");
     outcome
 }

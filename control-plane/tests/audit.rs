@@ -30,7 +30,7 @@ rules:
     nonResourceURLs: ["/api"]
   - level: Metadata
     verbs: ["list"]
-    resources: [{ group: "", resources: ["nodes"] }]
+    resources: [{ group: "", resources: ["nodes", "nothings"] }]
 "#;
 
 async fn ask(client: &kube::Client, method: Method, path: &str, kind: &str, body: &Value) -> (u16, http::HeaderMap) {
@@ -129,6 +129,35 @@ async fn what_the_policy_names_is_in_the_file() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(stages()[2], "ResponseComplete");
+    // Who hangs up leaves a line all the same.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}/", silent.local_addr().unwrap());
+    let rule = json!({"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]});
+    let webhook = json!({"metadata": {"name": "silent"}, "webhooks": [{"name": "silent.example.com", "rules": [rule],
+        "clientConfig": {"url": url}, "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 30}]});
+    let webhooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+    assert_eq!(ask(&client, Method::POST, webhooks, json, &webhook).await.0, 201);
+    let map = json!({"metadata": {"name": "two"}});
+    let before = of(&events(&log), "create", MAPS).len();
+    let answer = tokio::time::timeout(Duration::from_millis(500), ask(&client, Method::POST, MAPS, json, &map)).await;
+    assert!(answer.is_err(), "there can be no answer yet");
+    let mut left = Vec::new();
+    for _ in 0..500 {
+        left = of(&events(&log), "create", MAPS)[before..].iter().map(|event| (*event).clone()).collect();
+        if left.len() == 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!((&left[1]["stage"], &left[1]["responseStatus"]["code"]), (&json!("ResponseComplete"), &json!(499)));
+    // What is not served is recorded with who asked for it.
+    assert_eq!(ask(&client, Method::GET, "/api/v1/nothings", json, &Value::Null).await.0, 404);
+    let all = events(&log);
+    let nothings = of(&all, "list", "/api/v1/nothings");
+    assert_eq!(
+        (&nothings[1]["user"]["username"], &nothings[1]["responseStatus"]["code"]),
+        (&json!("kubernetes-admin"), &json!(404))
+    );
     // As somebody else, who may not.
     let request = Request::builder().uri("/api/v1/nodes").header("impersonate-user", "eve");
     let response = client.send(request.body(kube::client::Body::empty()).unwrap()).await.unwrap();

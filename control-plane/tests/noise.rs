@@ -66,7 +66,7 @@ async fn who_sends_bodies_that_never_end_leaves_places_to_others() {
         let start = format!("{name}{{request_kind=\"mutating\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&start)?.parse::<u64>().ok()).unwrap_or_default()
     };
-    for _ in 0..200 {
+    for _ in 0..3000 {
         if metric("apiserver_current_inqueue_requests") == 300 {
             break;
         }
@@ -141,6 +141,18 @@ async fn idle_slow_and_deaf_clients_hurt_nobody() {
     let begun = Instant::now();
     let connect = |_| TcpStream::connect(address).unwrap();
     let idle: Vec<_> = (0..IDLE).map(connect).collect();
+    // Now, because a connection is cut off that says nothing for 10 s.
+    let asked = Instant::now();
+    assert_eq!(ask(&node, Method::PATCH, &format!("{LEASES}/n"), &lease(1)).await.status(), 200);
+    let among_silent = asked.elapsed();
+    let is_open = |stream: &TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        matches!(stream.peek(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    let open = idle.iter().filter(|stream| is_open(stream)).count();
+    println!("among {open} silent connections a renewal takes {among_silent:?}");
+    // On a machine that takes more than 10 s to open them the first are cut off by now.
+    assert!(open > 0 && among_silent < SOON, "{open} {among_silent:?}");
     let mut slow: Vec<_> = (0..100).map(connect).collect();
     let greeted: Vec<_> = (0..GREETED).map(|_| program::client(&config)).collect();
     for client in &greeted {
@@ -175,10 +187,18 @@ async fn idle_slow_and_deaf_clients_hurt_nobody() {
     );
     assert!(slowest < SOON, "{slowest:?}");
     assert!(memory(program.0.id()) < 600, "{} MiB", memory(program.0.id()));
-    // One that reads again either has everything or is told to begin anew.
+    // One that reads again gets everything, or its end. The others give the connection's window back.
     let mut events = deaf.pop().unwrap();
-    let first = tokio::time::timeout(SOON, events.frame()).await.unwrap();
-    assert!(first.is_none_or(|frame| frame.is_err() || frame.unwrap().is_data()));
-    drop((idle, slow, greeted, deaf));
+    drop(deaf);
+    let everything = 20 * filler.len();
+    let mut received = 0;
+    let read = async {
+        while received < everything {
+            let Some(Ok(frame)) = events.frame().await else { break };
+            received += frame.data_ref().map_or(0, Bytes::len);
+        }
+    };
+    tokio::time::timeout(SOON * 6, read).await.expect("everything, or the end");
+    drop((idle, slow, greeted));
     assert_eq!(ask(&node, Method::PATCH, &format!("{LEASES}/n"), &lease(99)).await.status(), 200);
 }

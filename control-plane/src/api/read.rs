@@ -185,6 +185,8 @@ async fn snapshot(call: &Call, filter: &Filter, prefix: &str) -> Result<Snapshot
         let Ok(revision) = Revision::try_from(token.rv) else {
             return Ok(cache.list(prefix, Some(&after), filter, limit));
         };
+        // A token may be from another server, or made up.
+        not_older_than(&call.server, revision).await?;
         let page = at_revision(call, filter, prefix, Some(&after), revision, limit).await;
         return page.map_err(|error| token.expired(error));
     }

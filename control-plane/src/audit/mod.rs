@@ -27,6 +27,8 @@ use sink::Sink;
 
 /// Ties the events of a request together; a client may choose it.
 static AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+/// For a request without an answer: nginx's code, and what others have taken over from it.
+const CLIENT_GONE: u16 = 499;
 /// Upstream's bound on an id of the client's.
 const MAX_ID: usize = 64;
 
@@ -46,6 +48,10 @@ pub struct Trail {
     id: HeaderValue,
     /// Whether the answer may take for ever.
     long: bool,
+    /// The server's own refusal.
+    refusal: Option<Value>,
+    /// Whether the last stage is recorded, or somebody else's matter.
+    is_over: bool,
 }
 
 /// Where a request comes from.
@@ -105,6 +111,11 @@ impl Audit {
         Self { policy, sink }
     }
 
+    /// Waits until what was recorded is written.
+    pub async fn flush(&self) {
+        self.sink.flush().await;
+    }
+
     /// Counts events that could not be written.
     #[must_use]
     pub fn lost(&self) -> Counter {
@@ -147,7 +158,8 @@ impl Audit {
             }
             event["objectRef"] = object;
         }
-        let trail = Trail { audit: Arc::clone(self), verdict, event, id, long };
+        let audit = Arc::clone(self);
+        let trail = Trail { audit, verdict, event, id, long, refusal: None, is_over: false };
         trail.record(Stage::RequestReceived, &Value::Null).await;
         Some(trail)
     }
@@ -165,9 +177,19 @@ impl Trail {
         self.event["annotations"]["authorization.k8s.io/decision"] = json!(decision);
     }
 
-    /// What the client sent. An object tells what its URL does not: its name.
+    /// Whether [`Self::request`] would make use of what the client sent.
+    #[must_use]
+    pub fn wants_the_request(&self) -> bool {
+        self.verdict.level >= Level::Request || self.is_create()
+    }
+
+    fn is_create(&self) -> bool {
+        self.event["verb"] == "create"
+    }
+
+    /// What the client sent. A new object tells what its URL does not: its name.
     pub fn request(&mut self, mut sent: Value) {
-        let metadata = &sent["metadata"];
+        let metadata = if self.is_create() { &sent["metadata"] } else { &Value::Null };
         for (key, from) in
             [("name", "name"), ("namespace", "namespace"), ("uid", "uid"), ("resourceVersion", "resourceVersion")]
         {
@@ -219,36 +241,64 @@ impl Trail {
         }
     }
 
+    /// The server refuses, for this reason (a `Status`).
+    pub fn refused(&mut self, status: Value) {
+        self.refusal = Some(status);
+    }
+
     /// Records what came of the request, before the client sees it; of a long answer its beginning, and its end when it comes.
-    pub async fn answered(self, response: Response<Body>) -> Response<Body> {
+    pub async fn answered(mut self, response: Response<Body>) -> Response<Body> {
         let (mut head, mut content) = response.into_parts();
         head.headers.insert(AUDIT_ID.clone(), self.id.clone());
-        let code = head.status.as_u16();
-        let mut told = json!({ "responseStatus": { "metadata": {}, "code": code } });
-        if self.long && head.status.is_success() {
+        let mut told = json!({ "responseStatus": { "metadata": {}, "code": head.status.as_u16() } });
+        if let Some(status) = &self.refusal {
+            for key in ["status", "message", "reason", "details"] {
+                if let Some(value) = status.get(key) {
+                    told["responseStatus"][key] = value.clone();
+                }
+            }
+        }
+        let is_own = self.refusal.is_some() || !self.long;
+        if !is_own && head.status != StatusCode::SWITCHING_PROTOCOLS {
             self.record(Stage::ResponseStarted, &told).await;
             return Response::from_parts(head, Ended { content, trail: self, told }.boxed_unsync());
         }
-        let failed = !head.status.is_success() && head.status != StatusCode::SWITCHING_PROTOCOLS;
-        if failed || (self.verdict.level == Level::RequestResponse && !self.long) {
-            let bytes = content.collect().await.map_or_else(|_| Bytes::new(), http_body_util::Collected::to_bytes);
-            if let Ok(mut object) = serde_json::from_slice::<Value>(&bytes) {
-                if object["kind"] == "Status" {
-                    for key in ["status", "message", "reason", "details"] {
-                        if let Some(value) = object.get(key) {
-                            told["responseStatus"][key] = value.clone();
-                        }
+        // What is not the server's own is not held back, whatever its length.
+        if self.verdict.level == Level::RequestResponse && is_own {
+            content = match content.collect().await {
+                Ok(whole) => {
+                    let bytes = whole.to_bytes();
+                    if let Ok(mut object) = serde_json::from_slice::<Value>(&bytes) {
+                        self.strip(&mut object);
+                        told["responseObject"] = object;
                     }
+                    body::full(bytes)
                 }
-                if self.verdict.level == Level::RequestResponse {
-                    self.strip(&mut object);
-                    told["responseObject"] = object;
-                }
-            }
-            content = body::full(bytes);
+                // It breaks off for the client as well.
+                Err(error) => body::streamed(futures::stream::iter([Err(error)])),
+            };
         }
+        self.is_over = true;
         self.record(Stage::ResponseComplete, &told).await;
         Response::from_parts(head, content)
+    }
+}
+
+/// A request that ends without an answer: its client has hung up, or its handler died. What it did may be done all the same.
+impl Drop for Trail {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let (stage, code, why) = if std::thread::panicking() {
+            (Stage::Panic, 500, "the handler of the request died")
+        } else {
+            (Stage::ResponseComplete, CLIENT_GONE, "the client has gone before it was answered")
+        };
+        let status = json!({ "metadata": {}, "status": "Failure", "message": why, "code": code });
+        if let Some(line) = self.line(stage, &json!({ "responseStatus": status })) {
+            self.audit.sink.write_later(line);
+        }
     }
 }
 
@@ -261,6 +311,7 @@ struct Ended {
 
 impl Drop for Ended {
     fn drop(&mut self) {
+        self.trail.is_over = true;
         if let Some(line) = self.trail.line(Stage::ResponseComplete, &self.told) {
             self.trail.audit.sink.write_later(line);
         }

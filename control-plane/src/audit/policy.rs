@@ -41,7 +41,7 @@ pub enum Stage {
     ResponseStarted,
     /// Everything was sent.
     ResponseComplete,
-    /// Upstream's stage for a handler that died; accepted, there is none here.
+    /// The handler died.
     Panic,
 }
 
@@ -179,10 +179,10 @@ fn is_path(url: &str) -> bool {
 impl Rule {
     fn fits(&self, user: Option<&User>, attributes: &Attributes) -> bool {
         let has = |list: &[String], wanted: &str| list.is_empty() || list.iter().any(|one| one == wanted);
-        if let Some(user) = user
-            && !(has(&self.users, &user.name)
-                && (self.user_groups.is_empty() || self.user_groups.iter().any(|group| user.in_group(group))))
-        {
+        // Who could not say who he is is none of those that a rule names.
+        let is_named = self.users.is_empty() || user.is_some_and(|user| has(&self.users, &user.name));
+        let in_group = |user: &User| self.user_groups.iter().any(|group| user.in_group(group));
+        if !is_named || !(self.user_groups.is_empty() || user.is_some_and(in_group)) {
             return false;
         }
         if !has(&self.verbs, &attributes.verb) {
@@ -298,8 +298,7 @@ rules:
         );
         assert_eq!(level("a", &asked("get", "apps", "deployments", "default", "p")), Level::RequestResponse);
         assert_eq!(level("a", &asked("get", "batch", "jobs", "default", "p")), Level::None);
-        // Who could not be told is judged by the rest.
-        assert_eq!(policy.judge(None, &services).level, Level::None);
+        assert_eq!(policy.judge(None, &services).level, Level::Metadata);
     }
 
     #[test]

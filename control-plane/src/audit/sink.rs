@@ -1,8 +1,8 @@
 //! Where events go: a file, one JSON object a line, turned over when it is large. Upstream counterpart: `--audit-log-path` and its
-//! `--audit-log-max…`, in its mode `blocking`: a request goes on when its line is in the file.
+//! `--audit-log-max…`, in its mode `blocking`: a request goes on when its line is in the file, or is lost.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -11,9 +11,9 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{mpsc, oneshot};
 
 /// Lines that wait for the disk.
-const QUEUE: usize = 10_000;
-/// What was not written is tried again this often.
-const RETRY: Duration = Duration::from_secs(1);
+const QUEUE: usize = 1000;
+/// A request waits so long for a disk that hangs; then it goes on, and its line follows when it can.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The file and its bounds; zero is none.
 #[derive(Debug, Clone)]
@@ -66,13 +66,23 @@ impl Sink {
         Ok(Self { lines, lost })
     }
 
-    /// Writes a line: it is in the file afterwards, unless it is counted as lost.
+    /// Writes a line: it is in the file afterwards, unless it is counted as lost or the disk hangs.
     pub async fn write(&self, text: String) {
         let (written, done) = oneshot::channel();
-        // The thread ends with the last sender only.
-        if self.lines.send(Line { text, written: Some(written) }).await.is_ok() {
-            let _ = done.await;
+        let handed_over = async {
+            // The thread ends with the last sender only.
+            if self.lines.send(Line { text, written: Some(written) }).await.is_ok() {
+                let _ = done.await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, handed_over).await.is_err() {
+            tracing::error!("the audit log takes longer than {} s for a line", PATIENCE.as_secs());
         }
+    }
+
+    /// Waits until what was handed over before is written.
+    pub async fn flush(&self) {
+        self.write(String::new()).await;
     }
 
     /// The same where nobody can wait.
@@ -90,13 +100,21 @@ impl Sink {
 
 enum Output {
     Standard,
-    File { target: Target, file: BufWriter<File>, size: u64 },
+    File(Appended),
 }
 
-fn append(path: &Path) -> io::Result<(BufWriter<File>, u64)> {
+struct Appended {
+    target: Target,
+    file: File,
+    size: u64,
+    /// The last write broke off: what it left is no line.
+    torn: bool,
+}
+
+fn append(path: &Path) -> io::Result<(File, u64)> {
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
     let size = file.metadata()?.len();
-    Ok((BufWriter::new(file), size))
+    Ok((file, size))
 }
 
 impl Output {
@@ -105,55 +123,82 @@ impl Output {
             return Ok(Self::Standard);
         }
         let (file, size) = append(&target.path)?;
-        Ok(Self::File { target, file, size })
+        Ok(Self::File(Appended { target, file, size, torn: false }))
     }
 
-    /// Writes lines, and once more those that failed; what fails twice is counted and told.
+    /// Writes lines. Those that cannot be written are counted and told, and not tried again: a request waits for each.
     fn write_all(&mut self, lines: &[Line], lost: &Counter) {
-        if self.write(lines).is_ok() {
-            return;
-        }
-        std::thread::sleep(RETRY);
-        if let Err(error) = self.write(lines) {
-            lost.inc_by(lines.len() as u64);
-            tracing::error!(%error, lines = lines.len(), "audit events were lost: the audit log cannot be written");
-        }
-    }
-
-    fn write(&mut self, lines: &[Line]) -> io::Result<()> {
-        match self {
-            Self::Standard => {
-                let mut out = io::stdout().lock();
-                for line in lines {
-                    writeln!(out, "{}", line.text)?;
+        let mut rest: Vec<&str> = lines.iter().map(|line| line.text.as_str()).filter(|text| !text.is_empty()).collect();
+        while !rest.is_empty() {
+            let result = match self {
+                Self::Standard => {
+                    let text: String = rest.drain(..).flat_map(|line| [line, "\n"]).collect();
+                    let mut out = io::stdout().lock();
+                    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| (error, 1))
                 }
-                out.flush()
-            }
-            Self::File { target, file, size } => {
-                for line in lines {
-                    let length = line.text.len() as u64 + 1;
-                    if target.max_size > 0 && *size > 0 && *size + length > target.max_size << 20 {
-                        file.flush()?;
-                        turn_over(target)?;
-                        (*file, *size) = append(&target.path)?;
-                    }
-                    writeln!(file, "{}", line.text)?;
-                    *size += length;
-                }
-                file.flush()
+                Self::File(file) => file.write_some(&mut rest),
+            };
+            if let Err((error, lines)) = result {
+                lost.inc_by(lines);
+                tracing::error!(%error, lines, "audit events may be lost: the audit log cannot be written");
             }
         }
     }
 }
 
-/// `audit.log` becomes `audit-2026-12-01T03-04-05.678.log`, upstream's form; the oldest ones go.
-fn turn_over(target: &Target) -> io::Result<()> {
-    let stamp = jiff::Timestamp::now().strftime("%Y-%m-%dT%H-%M-%S%.3f").to_string();
-    std::fs::rename(&target.path, old_name(&target.path, &stamp))?;
+impl Appended {
+    /// Writes as many lines as go into the file before it is to be turned over, and takes them from `rest`. Tells how many failed.
+    fn write_some(&mut self, rest: &mut Vec<&str>) -> Result<(), (io::Error, u64)> {
+        let limit = self.target.max_size << 20;
+        let fits = |size: u64, line: &str| limit == 0 || size == 0 || size + line.len() as u64 <= limit;
+        let mut turned = Ok(());
+        if !fits(self.size, rest[0]) {
+            // Where that fails, the old file goes on.
+            turned = self.turn_over().map_err(|error| (error, 0));
+        }
+        let mut text = if self.torn { "\n".to_owned() } else { String::new() };
+        let mut count = 0;
+        for line in rest.iter() {
+            if count > 0 && !fits(self.size + text.len() as u64, line) {
+                break;
+            }
+            text.push_str(line);
+            text.push('\n');
+            count += 1;
+        }
+        rest.drain(..count);
+        self.file.write_all(text.as_bytes()).map_err(|error| {
+            self.torn = true;
+            (error, count as u64)
+        })?;
+        self.torn = false;
+        self.size += text.len() as u64;
+        turned
+    }
+
+    /// `audit.log` becomes `audit-2026-12-01T03-04-05.678.log`, upstream's form; the oldest ones go.
+    fn turn_over(&mut self) -> io::Result<()> {
+        let path = &self.target.path;
+        let stamp = jiff::Timestamp::now().strftime("%Y-%m-%dT%H-%M-%S%.3f").to_string();
+        match std::fs::rename(path, old_name(path, &stamp)) {
+            // Somebody else has moved it away.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+        (self.file, self.size) = append(path)?;
+        self.torn = false;
+        if let Err(error) = clean_up(&self.target) {
+            tracing::warn!(%error, "old audit logs stay");
+        }
+        Ok(())
+    }
+}
+
+fn clean_up(target: &Target) -> io::Result<()> {
     let mut old = old_files(&target.path)?;
     old.sort();
     let excess = if target.max_backups > 0 { old.len().saturating_sub(target.max_backups) } else { 0 };
-    let age = Duration::from_secs(target.max_age * 24 * 3600);
+    let age = Duration::from_secs(target.max_age.saturating_mul(24 * 3600));
     for (at, path) in old.iter().enumerate() {
         let written = path.metadata().and_then(|found| found.modified()).unwrap_or_else(|_| SystemTime::now());
         let is_old = target.max_age > 0 && written.elapsed().is_ok_and(|elapsed| elapsed > age);
@@ -220,8 +265,35 @@ mod tests {
         assert_eq!(old.iter().map(|path| first(path)).collect::<Vec<_>>(), [Some('c'), Some('d')]);
         assert!(folder.path().join("audit-of-another.log").exists());
         assert_eq!(lost.get(), 0);
+        // Somebody else's rotation is lived through.
+        std::fs::rename(&target.path, folder.path().join("moved")).unwrap();
+        let write = |output: &mut Output, text: String| output.write_all(&[Line { text, written: None }], &lost);
+        write(&mut output, "f".repeat(700 << 10));
+        write(&mut output, "g".repeat(700 << 10));
+        assert_eq!((first(&target.path), lost.get()), (Some('g'), 0));
         let mode = std::os::unix::fs::PermissionsExt::mode(&target.path.metadata().unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_line_that_breaks_off_spoils_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = target(folder.path(), 0);
+        let lost = Counter::default();
+        let mut output = Output::open(target.clone()).unwrap();
+        let write = |output: &mut Output, text: &str| {
+            output.write_all(&[Line { text: text.to_owned(), written: None }], &lost);
+        };
+        write(&mut output, "one");
+        // A file that cannot be written, as a full disk's.
+        let Output::File(appended) = &mut output else { panic!() };
+        let whole = std::mem::replace(&mut appended.file, File::open(&target.path).unwrap());
+        write(&mut output, "two");
+        assert_eq!(lost.get(), 1);
+        let Output::File(appended) = &mut output else { panic!() };
+        appended.file = whole;
+        write(&mut output, "three");
+        assert_eq!(std::fs::read_to_string(&target.path).unwrap(), "one\n\nthree\n");
     }
 
     #[tokio::test]

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, header};
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use keelson_kinds::{ApiError, Resource};
@@ -110,6 +110,10 @@ impl Call {
 struct Seen {
     verb: &'static str,
     resource: &'static str,
+    /// Who asks, where that is to be recorded.
+    user: Option<User>,
+    /// Whether it was judged if it is to be recorded.
+    is_begun: bool,
     /// If it is recorded.
     trail: Option<Trail>,
 }
@@ -142,8 +146,13 @@ impl ApiService {
         let mut response = match self.route(&parts, &mut body, upgrade, &mut seen).await {
             Ok(response) => response,
             Err(error) => {
-                if error.code == StatusCode::UNAUTHORIZED.as_u16() && seen.trail.is_none() {
-                    self.begin_trail(&parts, None, &attempted(&parts), false, &mut seen).await;
+                if !seen.is_begun {
+                    // Refused before it was clear what it is about.
+                    let user = seen.user.take();
+                    self.begin_trail(&parts, user.as_ref(), &attempted(&parts), false, &mut seen).await;
+                }
+                if let Some(trail) = &mut seen.trail {
+                    trail.refused(error.to_status());
                 }
                 body::error(&error)
             }
@@ -184,7 +193,7 @@ impl ApiService {
                 self.begin_trail(parts, Some(&user), &attributes, false, seen).await;
                 let user = self.impersonate(user, &parts.headers, seen)?;
                 if !public {
-                    self.authorize_first(&user, &attributes, None, seen)?;
+                    self.authorize_and_note(&user, &attributes, None, seen)?;
                 }
                 if !matches!(parts.method, Method::GET | Method::HEAD) {
                     return Err(ApiError::no_such_resource());
@@ -193,11 +202,12 @@ impl ApiService {
             }
             Target::Resource(path) => {
                 let user = self.authenticate(&parts.headers)?.ok_or_else(ApiError::unauthorized)?;
+                seen.user = self.server.config.audit.is_some().then(|| user.clone());
                 let segments = path.segments();
                 crate::custom::await_kind(&self.server, &path.group, &path.version, &path.resource).await;
                 let (call, long) = self.admit(path, parts, query, user, seen).await?;
                 if api::connect::connects(call.res.plural, &call.subresource, &parts.headers) {
-                    return Box::pin(self.connect(call, parts, segments, body, upgrade)).await;
+                    return Box::pin(self.connect(call, parts, segments, body, upgrade, seen)).await;
                 }
                 self.run(call, long, body, seen).await
             }
@@ -212,11 +222,12 @@ impl ApiService {
         segments: usize,
         body: &mut Option<RequestBody>,
         upgrade: Option<OnUpgrade>,
+        seen: &mut Seen,
     ) -> Result<Response<Body>, ApiError> {
         let (prefix, tail) = api::connect::split_path(parts.uri.path(), segments);
         if call.verb != "create" && api::connect::needs_create(call.res.plural, &call.subresource, tail, &parts.headers)
         {
-            self.authorize(&call.user, &call.attributes("create"), Some(call.res))?;
+            self.authorize_and_note(&call.user, &call.attributes("create"), Some(call.res), seen)?;
         }
         let place = self.server.in_flight.connect()?;
         let connect = api::connect::Connect {
@@ -243,7 +254,7 @@ impl ApiService {
         let work = async {
             if let Some(body) = body.take_if(|_| writes) {
                 call.body = body::read(body).await?;
-                if let Some(trail) = &mut seen.trail
+                if let Some(trail) = seen.trail.as_mut().filter(|trail| trail.wants_the_request())
                     && let Some(sent) = sent(&call)
                 {
                     trail.request(sent);
@@ -298,9 +309,11 @@ impl ApiService {
             path: String::new(),
         };
         let long = verb == "watch" || subresource == "log";
-        self.begin_trail(parts, Some(&user), &attributes, long, seen).await;
+        // What a back end answers is as long as it likes.
+        let open_ended = long || api::connect::connects(res.plural, &subresource, &parts.headers);
+        self.begin_trail(parts, Some(&user), &attributes, open_ended, seen).await;
         let user = self.impersonate(user, &parts.headers, seen)?;
-        self.authorize_first(&user, &attributes, Some(res), seen)?;
+        self.authorize_and_note(&user, &attributes, Some(res), seen)?;
         api::check_served(res, verb, named, &subresource)?;
         let call = Call {
             server: Arc::clone(&self.server),
@@ -346,7 +359,7 @@ impl ApiService {
     fn impersonate(&self, user: User, headers: &HeaderMap, seen: &mut Seen) -> Result<User, ApiError> {
         let Some(wanted) = impersonate::wanted(headers)? else { return Ok(user) };
         for attributes in wanted.attributes() {
-            self.authorize_first(&user, &attributes, None, seen)?;
+            self.authorize_and_note(&user, &attributes, None, seen)?;
         }
         let user = wanted.user();
         if let Some(trail) = &mut seen.trail {
@@ -363,13 +376,14 @@ impl ApiService {
         long: bool,
         seen: &mut Seen,
     ) {
+        seen.is_begun = true;
         if let Some(audit) = &self.server.config.audit {
             seen.trail = audit.begin(Origin { parts, peer: self.peer }, user, attributes, long).await;
         }
     }
 
     /// Authorizes what the request is about, and notes it.
-    fn authorize_first(
+    fn authorize_and_note(
         &self,
         user: &User,
         attributes: &Attributes,

@@ -1,7 +1,10 @@
 //! The listener: TLS by rustls, client certificates optional, HTTP/1.1 and HTTP/2 by ALPN, connections drained at the end.
 
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -11,7 +14,9 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -24,7 +29,7 @@ use crate::server::Server;
 const BACKLOG: u32 = 4096;
 /// A peer that has not finished its TLS handshake by then is cut off.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A client that has not sent its request head by then is cut off.
+/// A client that has not sent its first byte, or a request head of HTTP/1.1 after it, by then is cut off.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Streams of one HTTP/2 connection; upstream's limit, so that client-go's watches share one.
 const MAX_STREAMS: u32 = 250;
@@ -44,7 +49,7 @@ pub enum ListenError {
         /// Address and port.
         address: SocketAddr,
         /// What the system said.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The certificate.
     #[error("the serving certificate is unusable: {0}; delete apiserver.crt and apiserver.key to have new ones made")]
@@ -71,7 +76,7 @@ impl Listener {
     ///
     /// # Errors
     /// What the system says.
-    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
@@ -102,7 +107,7 @@ impl Listener {
 }
 
 /// Like `TcpListener::bind`, whose queue of 1024 somebody who opens many connections fills; what comes then waits a second and more.
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -151,6 +156,7 @@ async fn serve_connection(
         .max_concurrent_streams(MAX_STREAMS)
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
+    let stream = FirstByte { stream, until: Some(Box::pin(tokio::time::sleep(HEADER_TIMEOUT))) };
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let ended = tokio::select! {
@@ -162,5 +168,75 @@ async fn serve_connection(
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection broke off");
+    }
+}
+
+/// A connection that ends if nothing comes at first: what finds out by the first bytes which protocol is spoken waits for ever.
+struct FirstByte<S> {
+    stream: S,
+    /// None once something came.
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for FirstByte<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let Some(until) = &mut self.until else { return read };
+        if read.is_ready() {
+            self.until = None;
+            return read;
+        }
+        until.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for FirstByte<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_at_first_is_cut_off_and_who_has_spoken_is_not() {
+        let fresh = |stream| FirstByte { stream, until: Some(Box::pin(tokio::time::sleep(HEADER_TIMEOUT))) };
+        let (ours, _theirs) = tokio::io::duplex(64);
+        let error = fresh(ours).read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let (ours, mut theirs) = tokio::io::duplex(64);
+        let mut ours = fresh(ours);
+        theirs.write_u8(1).await.unwrap();
+        assert_eq!(ours.read_u8().await.unwrap(), 1);
+        let later = tokio::time::timeout(HEADER_TIMEOUT * 2, ours.read_u8()).await;
+        assert!(later.is_err(), "it is waited for");
     }
 }

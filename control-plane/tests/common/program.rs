@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
+/// What the program says, in its folder.
+const LOG: &str = "stderr.log";
+
 /// Dies with its handle.
 pub struct Program(pub Child);
 
@@ -33,19 +36,20 @@ pub fn command(data: &Path, port: u16, more: &[&str]) -> Command {
 
 impl Program {
     pub fn start(data: &Path, port: u16, more: &[&str]) -> Self {
-        Self(command(data, port, more).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+        let log = std::fs::File::create(data.join(LOG)).unwrap();
+        Self(command(data, port, more).stderr(log).stdout(Stdio::null()).spawn().unwrap())
     }
 }
 
 /// The administrator's way to the program, once it is ready.
 pub async fn admin(data: &Path) -> kube::Config {
-    ready(|| Kubeconfig::read_from(data.join("admin.kubeconfig")).ok()).await
+    ready(data, || Kubeconfig::read_from(data.join("admin.kubeconfig")).ok()).await
 }
 
 /// A user's, by a certificate that the program's command makes.
 pub async fn user(data: &Path, address: SocketAddr, user: &str, group: &str) -> kube::Config {
     let path = data.join(format!("{}.kubeconfig", user.replace(':', "-")));
-    ready(|| {
+    ready(data, || {
         let issue = Command::new(env!("CARGO_BIN_EXE_control-plane"))
             .args(["kubeconfig", "--user", user, "--group", group, "--server", &format!("https://{address}")])
             .arg("--data-dir")
@@ -59,9 +63,9 @@ pub async fn user(data: &Path, address: SocketAddr, user: &str, group: &str) -> 
     .await
 }
 
-async fn ready(kubeconfig: impl Fn() -> Option<Kubeconfig>) -> kube::Config {
+async fn ready(data: &Path, kubeconfig: impl Fn() -> Option<Kubeconfig>) -> kube::Config {
     kube_common::tls::install_ring();
-    for _ in 0..400 {
+    for _ in 0..1200 {
         if let Some(kubeconfig) = kubeconfig()
             && let Ok(config) = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await
             && client(&config).apiserver_version().await.is_ok()
@@ -70,7 +74,7 @@ async fn ready(kubeconfig: impl Fn() -> Option<Kubeconfig>) -> kube::Config {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("the program did not become ready");
+    panic!("the program did not become ready: {}", std::fs::read_to_string(data.join(LOG)).unwrap_or_default());
 }
 
 /// A client with connections of its own.

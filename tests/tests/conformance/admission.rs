@@ -137,15 +137,17 @@ fn times_out(lab: &Lab) -> Result<()> {
         late["failurePolicy"] = json!(policy);
         late["timeoutSeconds"] = json!(seconds);
         let configured = Configured::make(lab, "validating", "times-out", &[late])?;
-        let (status, text) = lab.wait("the webhook is in force", SOON, || {
+        lab.until(why, SOON, || {
             let name = format!("{policy}-{seconds}").to_lowercase();
-            let url = space.url("configmaps?dryRun=All");
-            let begun = std::time::Instant::now();
-            let answer = lab.api()?.ask(&Method::POST, &url, "application/json", Some(&map(&name, &json!({}))))?;
-            Ok((begun.elapsed().as_millis() >= 900).then_some(answer))
+            let (url, begun) = (space.url("configmaps?dryRun=All"), std::time::Instant::now());
+            let (status, text) =
+                lab.api()?.ask(&Method::POST, &url, "application/json", Some(&map(&name, &json!({}))))?;
+            // Sooner, it was not asked at all yet.
+            let took = begun.elapsed();
+            ensure!(took.as_millis() >= 900 && status.is_success() == created, "{status} {text} after {took:?}");
+            ensure!(created || text.contains("failed calling webhook"), "{text}");
+            Ok(true)
         })?;
-        ensure!(status.is_success() == created, "{why}: {status} {text}");
-        ensure!(created || text.contains("failed calling webhook"), "{text}");
         let url = configured.url.clone();
         drop(configured);
         lab.api()?.absent(&url)?;

@@ -1,6 +1,7 @@
 //! The garbage collector: what goes with its owner, what stays, and in which order.
 
 use anyhow::{Result, ensure};
+use keelson_tests::api::Patch;
 use keelson_tests::lab::{Lab, Space};
 use keelson_tests::objects::{idle, name_of, pod};
 use serde_json::{Value, json};
@@ -188,5 +189,26 @@ fn a_circle(lab: &Lab) -> Result<()> {
     for name in names {
         space.gone(name)?;
     }
-    Ok(())
+    // Both of a circle at once, and one that owns itself.
+    let maps = ["left", "right", "own"];
+    let map = |name: &str| space.make("configmaps", &json!({ "metadata": { "name": name } }));
+    let made: Vec<Value> = maps.iter().map(|name| map(name)).collect::<Result<_>>()?;
+    for (name, owner) in [("left", &made[1]), ("right", &made[0]), ("own", &made[2])] {
+        let reference = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": name_of(owner), "uid": owner["metadata"]["uid"],
+            "blockOwnerDeletion": true });
+        let held = json!({ "metadata": { "ownerReferences": [reference], "finalizers": ["example.com/held"] } });
+        space.merge(&format!("configmaps/{name}"), &held)?;
+    }
+    for name in maps {
+        delete(&space, &format!("configmaps/{name}"), "Foreground")?;
+    }
+    // Held until all of them wait for one another.
+    let free = json!([
+        { "op": "test", "path": "/metadata/finalizers/0", "value": "example.com/held" },
+        { "op": "remove", "path": "/metadata/finalizers/0" },
+    ]);
+    for name in maps {
+        space.lab.api()?.patch(&space.url(&format!("configmaps/{name}")), Patch::Json, &free)?;
+    }
+    maps.iter().try_for_each(|name| gone(&space, &format!("configmaps/{name}")))
 }

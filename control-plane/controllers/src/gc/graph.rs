@@ -130,6 +130,22 @@ impl Graph {
         self.dependents(uid).filter(|(_, node)| blocks(node)).map(|(uid, _)| uid).collect()
     }
 
+    /// Whether an object waits, over others that wait, for itself.
+    pub fn waits_for_itself(&self, uid: Uid) -> bool {
+        let (mut seen, mut next) = (HashSet::new(), vec![uid]);
+        while let Some(one) = next.pop() {
+            for dependent in self.blocking(one) {
+                if dependent == uid {
+                    return true;
+                }
+                if self.waiting(dependent).is_some() && seen.insert(dependent) {
+                    next.push(dependent);
+                }
+            }
+        }
+        false
+    }
+
     /// A new or changed object. Returns whom to look at.
     pub fn observe(&mut self, kind: u16, meta: &ObjectMeta) -> Vec<Uid> {
         let uid = Uid::new(meta.uid.as_deref().unwrap_or(""));
@@ -251,6 +267,21 @@ mod tests {
         assert!(graph.blocking(u("parent")).is_empty());
         // A dependent that lets go of its owner counts as well.
         assert_eq!(graph.observe(0, &meta("b", &[], &[], false)), [u("parent")]);
+    }
+
+    #[test]
+    fn circles_of_those_that_wait() {
+        let mut graph = Graph::default();
+        graph.observe(0, &meta("a", &[("c", true)], &[FOREGROUND], true));
+        graph.observe(0, &meta("b", &[("a", true)], &[FOREGROUND], true));
+        graph.observe(0, &meta("c", &[("b", true)], &[], false));
+        graph.observe(0, &meta("self", &[("self", true)], &[FOREGROUND], true));
+        graph.observe(0, &meta("beside", &[("b", true)], &[FOREGROUND], true));
+        assert!(!graph.waits_for_itself(u("a")), "c can still go");
+        assert!(graph.waits_for_itself(u("self")));
+        graph.observe(0, &meta("c", &[("b", true)], &[FOREGROUND], true));
+        assert!(graph.waits_for_itself(u("a")) && graph.waits_for_itself(u("b")) && graph.waits_for_itself(u("c")));
+        assert!(!graph.waits_for_itself(u("beside")));
     }
 
     #[test]

@@ -308,11 +308,19 @@ impl Collector {
             }
             Action::Delete(propagation) => self.delete(place, &live.metadata, propagation).await,
             Action::ReleaseForeground => {
-                let blocking = self.graph.lock().blocking(uid);
-                if blocking.is_empty() {
+                let (is_free, next) = {
+                    let graph = self.graph.lock();
+                    let mut blocking = graph.blocking(uid);
+                    let is_free = blocking.is_empty();
+                    // Those that wait themselves tell when they go.
+                    blocking.retain(|dependent| graph.node(*dependent).is_none_or(|d| d.ending != Ending::Foreground));
+                    // In a circle nobody would ever go.
+                    (is_free || (blocking.is_empty() && graph.waits_for_itself(uid)), blocking)
+                };
+                if is_free {
                     return self.drop_finalizer(place, &live.metadata, FOREGROUND).await;
                 }
-                self.look_at(blocking);
+                self.look_at(next);
                 Ok(())
             }
             Action::ReleaseOrphan => {

@@ -29,8 +29,9 @@ use wire::{Compare, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnRespo
 
 /// What keys begin with outside, and in etcd unless told otherwise; upstream's `--etcd-prefix`.
 pub const DEFAULT_PREFIX: &str = "/registry";
-/// Keys read at a time; an answer then stays far below what either side takes in one message.
+/// Keys read at a time at first, and at least: a slow line may not bring many large ones within the time limit of a request.
 const PAGE: usize = 500;
+const SMALLEST_PAGE: usize = 4;
 /// Whose turn it is to compact; upstream's key, so that an upstream server at the same etcd takes part.
 const COMPACT_KEY: &str = "compact_rev_key";
 
@@ -181,10 +182,11 @@ impl EtcdStore {
         let end = prefix_end(&outer);
         let mut start = after.map_or(outer, |key| behind(&self.names.outer(key)));
         let mut page = RangePage { items: Vec::new(), revision: revision.unwrap_or(0), more: true };
+        let mut most = PAGE;
         while page.more && (limit == 0 || page.items.len() < limit) {
-            let count = if limit == 0 { PAGE } else { PAGE.min(limit - page.items.len()) };
+            let count = if limit == 0 { most } else { most.min(limit - page.items.len()) };
             let request = RangeRequest {
-                key: start,
+                key: start.clone(),
                 range_end: end.clone(),
                 limit: i64::try_from(count).unwrap_or(i64::MAX),
                 revision: signed(page.revision),
@@ -192,6 +194,10 @@ impl EtcdStore {
             };
             let response = match self.read(request).await {
                 Ok(response) => response,
+                Err(Failure::Silent) if count > SMALLEST_PAGE => {
+                    most = (count / 5).max(SMALLEST_PAGE);
+                    continue;
+                }
                 Err(failure) => return Err(self.read_error(failure, Some(page.revision)).await),
             };
             if page.revision == 0 {
