@@ -15,6 +15,7 @@ pub mod auth;
 pub mod bootstrap;
 pub mod cache;
 pub mod custom;
+pub mod events;
 pub mod http;
 pub mod kubelet;
 pub mod pki;

@@ -10,6 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use keelson_control_plane::auth::tokens::StaticTokens;
+use keelson_control_plane::events::DEFAULT_TTL;
 use keelson_control_plane::http::tls::Listener;
 use keelson_control_plane::pki::{self, Authority, Pki, Subject};
 use keelson_control_plane::run;
@@ -17,6 +18,7 @@ use keelson_control_plane::server::Config;
 use keelson_control_plane::store::{Store, backup};
 use keelson_controllers as controllers;
 use kube::Client;
+use kube_common::duration::GoDuration;
 use kube_common::notify::{self, Progress};
 use tokio_util::sync::CancellationToken;
 
@@ -91,6 +93,9 @@ struct Serve {
     /// DNS domain of the cluster.
     #[arg(long, default_value = "cluster.local")]
     cluster_domain: String,
+    /// How long Events stay that nobody writes.
+    #[arg(long, default_value_t = GoDuration(DEFAULT_TTL), value_parser = GoDuration::parse)]
+    event_ttl: GoDuration,
     /// File of tokens that users show, a line each: TOKEN,USER,UID,"GROUP,GROUP". Read at the start.
     #[arg(long)]
     token_auth_file: Option<PathBuf>,
@@ -375,6 +380,7 @@ async fn api_server(
         service_cidr: args.service_cluster_ip_range,
         node_ports: args.service_node_port_range,
         cluster_domain: args.cluster_domain.clone(),
+        event_ttl: args.event_ttl.0,
         static_tokens: args.token_auth_file.as_deref().map(StaticTokens::read).transpose()?.unwrap_or_default(),
         audit: args.audit.open()?,
         allow_external_ips: args.allow_service_external_ips,

@@ -184,6 +184,7 @@ pub async fn start_with_caches(
     tokio::spawn(bootstrap::keep_kubernetes_service(Arc::clone(&server)));
     tokio::spawn(bootstrap::servers::keep(Arc::clone(&server), shutdown.clone()));
     tokio::spawn(crate::quota::keep(Arc::clone(&server), shutdown.clone()));
+    tokio::spawn(crate::events::expire(Arc::clone(&server), shutdown.clone()));
     tokio::spawn(compact(store, shutdown));
     Ok(server)
 }

@@ -43,6 +43,8 @@ pub struct Config {
     pub node_ports: (u16, u16),
     /// DNS domain.
     pub cluster_domain: String,
+    /// How long Events stay that nobody writes.
+    pub event_ttl: Duration,
     /// Tokens of a file.
     pub static_tokens: StaticTokens,
     /// Records requests.

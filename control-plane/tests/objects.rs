@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Api, config_map, deployment, pod};
 use http::Method;
 use serde_json::{Value, json};
@@ -28,7 +30,7 @@ async fn a_new_cluster_has_its_namespaces_and_the_kubernetes_service() {
         if api.get(slice).await.status == 200 {
             return;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     panic!("the slice was not made again");
 }
@@ -189,4 +191,31 @@ async fn a_cluster_scoped_kind_has_no_namespaced_url() {
     let api = Api::start().await;
     let url = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/clusterroles";
     api.send(Method::GET, url, "application/json", "").await.expect(404);
+}
+
+#[tokio::test]
+async fn events_expire_unless_somebody_writes_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = keelson_control_plane::run::open_store(folder.path()).unwrap();
+    let config = keelson_control_plane::server::Config { event_ttl: Duration::from_secs(5), ..common::config() };
+    let api = Api::over(store, config, folder).await;
+    let events = "/api/v1/namespaces/default/events";
+    let event = |name: &str| {
+        json!({"metadata": {"name": name}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"},
+            "reason": "Tried", "message": "m", "type": "Normal"})
+    };
+    api.post(events, &event("left")).await.expect(201);
+    api.post(events, &event("counted")).await.expect(201);
+    let mut lines = api.watch(&format!("{events}?watch=true&fieldSelector=metadata.name%3Dleft")).await;
+    assert_eq!(lines.next_name().await, ("ADDED".into(), "left".into()));
+    let mut count = 0;
+    while api.get(&format!("{events}/left")).await.status == 200 {
+        count += 1;
+        api.patch(&format!("{events}/counted"), "merge-patch", &json!({"count": count})).await.expect(200);
+        assert!(count < 600, "it stays");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(lines.next_name().await, ("DELETED".into(), "left".into()));
+    assert_eq!(api.get(&format!("{events}/counted")).await.expect(200)["count"], count);
+    api.get_until(&format!("{events}/counted"), 404, 3000).await;
 }

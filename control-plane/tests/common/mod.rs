@@ -70,6 +70,7 @@ pub fn config() -> Config {
         allow_external_ips: false,
         toleration_seconds: keelson_control_plane::server::TolerationSeconds::default(),
         cluster_domain: "cluster.local".into(),
+        event_ttl: keelson_control_plane::events::DEFAULT_TTL,
         static_tokens: keelson_control_plane::auth::tokens::StaticTokens::default(),
         audit: None,
     }
