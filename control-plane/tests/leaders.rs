@@ -1,6 +1,8 @@
 //! Control planes as processes over one etcd: one leads, also when it is stopped, woken or killed.
 
 mod common;
+#[path = "common/program.rs"]
+mod program;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,12 +11,12 @@ use common::etcd::Etcd;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
+use program::Program;
 use serde_json::json;
 
 /// A control plane of its own process; killed with this value.
 struct Process {
-    child: std::process::Child,
-    port: u16,
+    program: Program,
     folder: tempfile::TempDir,
 }
 
@@ -25,53 +27,22 @@ impl Process {
             let copied = std::process::Command::new("cp").arg("-a").arg(pki).arg(folder.path()).status();
             assert!(copied.unwrap().success());
         }
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let log = std::fs::File::create(folder.path().join("log")).unwrap();
-        let child = std::process::Command::new(env!("CARGO_BIN_EXE_control-plane"))
-            .args(["serve", "--only", "apiserver,scheduler,controllers", "--bind-address", "127.0.0.1", "--data-dir"])
-            .arg(folder.path())
-            .args(["--secure-port", &port.to_string(), &format!("--etcd-servers={}", etcd.url())])
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        Self { child, port, folder }
+        let flags = ["--only", "scheduler,controllers", &format!("--etcd-servers={}", etcd.url())];
+        let program = Program::start(folder.path(), program::free_port(), &flags);
+        Self { program, folder }
     }
 
     async fn client(&self) -> kube::Client {
-        kube_common::tls::install_ring();
-        let begun = Instant::now();
-        loop {
-            let client = async {
-                let config = kube::config::Kubeconfig::read_from(self.folder.path().join("admin.kubeconfig")).ok()?;
-                let options = kube::config::KubeConfigOptions::default();
-                let config = kube::Config::from_custom_kubeconfig(config, &options).await.ok()?;
-                let client = kube::Client::try_from(config).ok()?;
-                client.apiserver_version().await.ok()?;
-                Some(client)
-            };
-            if let Some(client) = client.await {
-                return client;
-            }
-            assert!(begun.elapsed() < Duration::from_secs(60), "port {}: {}", self.port, self.log());
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        program::client(&program::admin(self.folder.path()).await)
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        program::log(self.folder.path())
     }
 
     fn signal(&self, name: &str) {
-        let sent = std::process::Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        let sent = std::process::Command::new("kill").args([name, &self.program.0.id().to_string()]).status();
         assert!(sent.unwrap().success());
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -150,14 +121,14 @@ async fn a_leader_that_was_stopped_stands_by_when_it_wakes_and_the_next_leads_so
     }
     let stood_by = first.log().matches("the lease could not be renewed in time").count();
     assert!(stood_by >= 1, "{}", first.log());
-    second.child.kill().unwrap();
-    second.child.wait().unwrap();
+    second.program.0.kill().unwrap();
+    second.program.0.wait().unwrap();
     let (took, _) = next_leaders(&through_first, &next).await;
     assert!(took < Duration::from_secs(17), "the next led after {took:?}");
     deploys(&through_first, "again").await;
     first.signal("-TERM");
     let begun = Instant::now();
-    while first.child.try_wait().unwrap().is_none() {
+    while first.program.0.try_wait().unwrap().is_none() {
         assert!(begun.elapsed() < Duration::from_secs(30), "it does not end: {}", first.log());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -20,6 +20,7 @@ use keelson_kinds::time;
 use prometheus_client::metrics::counter::Counter;
 use serde_json::{Value, json};
 
+use crate::api::review::user_info;
 use crate::auth::{Attributes, User};
 use crate::http::body::{self, Body};
 use policy::{Level, Policy, Stage, Verdict};
@@ -50,7 +51,9 @@ pub struct Trail {
     long: bool,
     /// The server's own refusal.
     refusal: Option<Value>,
-    /// Whether the last stage is recorded, or somebody else's matter.
+    /// What the last stage tells of a long answer that has begun.
+    begun: Option<Value>,
+    /// Whether the last stage is recorded.
     is_over: bool,
 }
 
@@ -84,20 +87,6 @@ impl Origin<'_> {
             || HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).unwrap_or(HeaderValue::from_static("-"));
         given.cloned().unwrap_or_else(fresh)
     }
-}
-
-fn user_info(user: &User) -> Value {
-    let mut info = json!({ "username": user.name });
-    for (key, value, is_there) in [
-        ("uid", json!(user.uid), !user.uid.is_empty()),
-        ("groups", json!(user.groups), !user.groups.is_empty()),
-        ("extra", json!(user.extra), !user.extra.is_empty()),
-    ] {
-        if is_there {
-            info[key] = value;
-        }
-    }
-    info
 }
 
 fn now() -> String {
@@ -159,7 +148,7 @@ impl Audit {
             event["objectRef"] = object;
         }
         let audit = Arc::clone(self);
-        let trail = Trail { audit, verdict, event, id, long, refusal: None, is_over: false };
+        let trail = Trail { audit, verdict, event, id, long, refusal: None, begun: None, is_over: false };
         trail.record(Stage::RequestReceived, &Value::Null).await;
         Some(trail)
     }
@@ -190,11 +179,9 @@ impl Trail {
     /// What the client sent. A new object tells what its URL does not: its name.
     pub fn request(&mut self, mut sent: Value) {
         let metadata = if self.is_create() { &sent["metadata"] } else { &Value::Null };
-        for (key, from) in
-            [("name", "name"), ("namespace", "namespace"), ("uid", "uid"), ("resourceVersion", "resourceVersion")]
-        {
+        for key in ["name", "namespace", "uid", "resourceVersion"] {
             if self.event["objectRef"][key].is_null()
-                && let Some(value) = metadata[from].as_str().filter(|value| !value.is_empty())
+                && let Some(value) = metadata[key].as_str().filter(|value| !value.is_empty())
             {
                 self.event["objectRef"][key] = json!(value);
             }
@@ -261,7 +248,8 @@ impl Trail {
         let is_own = self.refusal.is_some() || !self.long;
         if !is_own && head.status != StatusCode::SWITCHING_PROTOCOLS {
             self.record(Stage::ResponseStarted, &told).await;
-            return Response::from_parts(head, Ended { content, trail: self, told }.boxed_unsync());
+            self.begun = Some(told);
+            return Response::from_parts(head, Lasting { content, _trail: self }.boxed_unsync());
         }
         // What is not the server's own is not held back, whatever its length.
         if self.verdict.level == Level::RequestResponse && is_own {
@@ -284,41 +272,35 @@ impl Trail {
     }
 }
 
-/// A request that ends without an answer: its client has hung up, or its handler died. What it did may be done all the same.
+/// The end of a long answer, or of a request without one: its client has hung up, or its handler died. What it did may be done all the
+/// same.
 impl Drop for Trail {
     fn drop(&mut self) {
         if self.is_over {
             return;
         }
-        let (stage, code, why) = if std::thread::panicking() {
-            (Stage::Panic, 500, "the handler of the request died")
-        } else {
-            (Stage::ResponseComplete, CLIENT_GONE, "the client has gone before it was answered")
+        let without = |why: &str, code: u16| {
+            let status = json!({ "metadata": {}, "status": "Failure", "message": why, "code": code });
+            json!({ "responseStatus": status })
         };
-        let status = json!({ "metadata": {}, "status": "Failure", "message": why, "code": code });
-        if let Some(line) = self.line(stage, &json!({ "responseStatus": status })) {
+        let (stage, told) = match self.begun.take() {
+            Some(told) => (Stage::ResponseComplete, told),
+            None if std::thread::panicking() => (Stage::Panic, without("the handler of the request died", 500)),
+            None => (Stage::ResponseComplete, without("the client has gone before it was answered", CLIENT_GONE)),
+        };
+        if let Some(line) = self.line(stage, &told) {
             self.audit.sink.write_later(line);
         }
     }
 }
 
-/// A long answer, whose end is recorded.
-struct Ended {
+/// A long answer; its end is that of its trail.
+struct Lasting {
     content: Body,
-    trail: Trail,
-    told: Value,
+    _trail: Trail,
 }
 
-impl Drop for Ended {
-    fn drop(&mut self) {
-        self.trail.is_over = true;
-        if let Some(line) = self.trail.line(Stage::ResponseComplete, &self.told) {
-            self.trail.audit.sink.write_later(line);
-        }
-    }
-}
-
-impl http_body::Body for Ended {
+impl http_body::Body for Lasting {
     type Data = Bytes;
     type Error = std::io::Error;
 

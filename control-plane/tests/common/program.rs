@@ -74,7 +74,12 @@ async fn ready(data: &Path, kubeconfig: impl Fn() -> Option<Kubeconfig>) -> kube
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("the program did not become ready: {}", std::fs::read_to_string(data.join(LOG)).unwrap_or_default());
+    panic!("the program did not become ready: {}", log(data));
+}
+
+/// What the program has said.
+pub fn log(data: &Path) -> String {
+    std::fs::read_to_string(data.join(LOG)).unwrap_or_default()
 }
 
 /// A client with connections of its own.
